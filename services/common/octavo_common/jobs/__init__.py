@@ -1,0 +1,1 @@
+"""What a job is and how it may change. Pure: no SQL, no clock, no I/O."""
