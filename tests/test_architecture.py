@@ -1,0 +1,72 @@
+"""The rules that no linter knows: file lengths, exports, and imports without side effects."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("sdk", "cli", "ui", "services", "benchmarks", "tests", "migrations")
+HARD_LIMIT = 400
+
+
+def _files() -> list[Path]:
+    return [p for s in SOURCES for p in sorted((ROOT / s).rglob("*.py")) if "octavo/v1" not in p.as_posix()]
+
+
+def _modules() -> list[str]:
+    roots = [p for pattern in ("sdk", "cli", "ui", "services/*") for p in ROOT.glob(pattern)]
+    names: list[str] = []
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            if parts[-1] == "__main__" or "pages" in parts or "migrations" in parts:
+                continue
+            names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return names
+
+
+def test_no_file_is_longer_than_the_hard_limit() -> None:
+    too_long = {str(p.relative_to(ROOT)): n for p in _files() if (n := len(p.read_text().splitlines())) > HARD_LIMIT}
+    assert too_long == {}
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(p.relative_to(ROOT))
+        for p in _files()
+        if p.name != "__init__.py" and not p.read_text().lstrip().startswith(('"""', 'r"""', "#!"))
+    ]
+    assert silent == []
+
+
+def test_few_files_are_longer_than_the_soft_limit() -> None:
+    files = _files()
+    long = [str(p.relative_to(ROOT)) for p in files if len(p.read_text().splitlines()) > 250]
+    assert len(long) <= len(files) // 10, long
+
+
+def test_importing_a_module_has_no_side_effects() -> None:
+    """In a bare environment every module imports, starts no thread, and pulls in no torch unless it is the worker's."""
+    code = """
+import importlib, sys, threading
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    assert threading.active_count() == 1, f"{name} started a thread"
+assert "torch" not in sys.modules, "torch was imported outside the worker"
+"""
+    light = [m for m in _modules() if not m.startswith("octavo_worker")]
+    assert len(light) > 20
+    run = subprocess.run([sys.executable, "-c", code, *light], env={"PATH": ""}, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", ["octavo"])
+def test_the_sdk_exports_what_it_says(name: str) -> None:
+    module = __import__(name)
+    missing = [n for n in module.__all__ if not hasattr(module, n)]
+    assert missing == []
+    assert list(module.__all__) == sorted(module.__all__)
