@@ -1,0 +1,1 @@
+"""The worker: the engine, its runtime and the models it runs."""

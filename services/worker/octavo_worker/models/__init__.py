@@ -1,0 +1,1 @@
+"""Models of the worker: reading checkpoints, and the forward passes of the families."""
