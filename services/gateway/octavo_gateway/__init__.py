@@ -1,0 +1,1 @@
+"""The gateway: keys, prompts, acceptance and streams. Knows no tensors and no placement."""

@@ -1,0 +1,314 @@
+"""Turns what a caller wrote into a ValidRequest, or says what is wrong with it and where.
+
+Parse, then trust: nothing below checks these again. Both rims (gRPC and HTTP) fill a RawRequest and call `validate`.
+Knows neither protobuf nor HTTP, and no model: what depends on the model's card is checked in `prompts`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, NoReturn
+
+from octavo_common.errors import InvalidArgument
+
+Operation = Literal["chat", "text_completion"]
+ROLES = ("system", "user", "assistant", "tool", "developer")
+MAX_INT32 = 2**31 - 1
+
+
+class OnDisconnect(Enum):
+    """What happens to a job when the client of its stream goes away."""
+
+    CANCEL = "cancel"
+    DETACH = "detach"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompt:
+    """Text to be continued as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation to be put through the model's chat template."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """Token ids to be continued as they are."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """Bounds on the size of a request. Not the model's: those stand on its card."""
+
+    max_prompt_chars: int = 1_000_000
+    max_messages: int = 4096
+    max_stop: int = 16
+    max_stop_chars: int = 256
+    max_stop_tokens: int = 256
+    max_name_chars: int = 255
+    max_priority: int = 100
+    max_timeout_s: float = 7 * 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRequest:
+    """What a caller wrote, unchecked. None means: not given. Exactly one of prompt, messages and token_ids."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: Sequence[Message] | None = None
+    token_ids: Sequence[int] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    priority: int = 0
+    timeout_s: float | None = None
+    idempotency_key: str = ""
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    fair_key: str = ""
+    cache_salt: str = ""
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidRequest:
+    """A request that some model of sufficient context and vocabulary can serve."""
+
+    # Empty: the only model there is.
+    model: str
+    prompt: Prompt
+    temperature: float
+    top_k: int
+    top_p: float
+    # None: drawn at acceptance.
+    seed: int | None
+    # None: what the context leaves.
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    priority: int
+    timeout_s: float | None
+    idempotency_key: str | None
+    on_disconnect: OnDisconnect
+    # None: the tenant.
+    fair_key: str | None
+    cache_salt: str
+    echo: bool
+
+    @property
+    def operation(self) -> Operation:
+        """The GenAI name of what is asked for."""
+        return "chat" if isinstance(self.prompt, ChatPrompt) else "text_completion"
+
+
+def validate(raw: RawRequest, limits: RequestLimits | None = None) -> ValidRequest:
+    """Check a request as far as that is possible without its model. Raises InvalidArgument with the field's name."""
+    bounds = limits or RequestLimits()
+    echo = _flag(raw.echo, "echo")
+    return ValidRequest(
+        model=_name(raw.model, "model", bounds.max_name_chars),
+        prompt=_prompt(raw, bounds),
+        temperature=_temperature(raw.temperature),
+        top_k=0 if raw.top_k is None else _whole(raw.top_k, "top_k", 0, MAX_INT32),
+        top_p=_top_p(raw.top_p),
+        seed=None if raw.seed is None else _whole(raw.seed, "seed", -(2**63), 2**63 - 1),
+        max_tokens=_max_tokens(raw.max_tokens, echo=echo),
+        stop=_stop(raw.stop, bounds),
+        stop_token_ids=_stop_token_ids(raw.stop_token_ids, bounds),
+        ignore_eos=_flag(raw.ignore_eos, "ignore_eos"),
+        priority=_whole(raw.priority, "priority", -bounds.max_priority, bounds.max_priority),
+        timeout_s=_timeout(raw.timeout_s, bounds),
+        idempotency_key=_name(raw.idempotency_key, "idempotency_key", bounds.max_name_chars) or None,
+        on_disconnect=raw.on_disconnect,
+        fair_key=_name(raw.fair_key, "fair_key", bounds.max_name_chars) or None,
+        cache_salt=_name(raw.cache_salt, "cache_salt", bounds.max_name_chars),
+        echo=echo,
+    )
+
+
+def check_token_ids(ids: Sequence[int], param: str) -> tuple[int, ...]:
+    """Ids as a tuple; raises InvalidArgument if one is no int32 >= 0."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
+        _refuse(f"{param} must be a list of token ids", param)
+    return tuple(_whole(token, param, 0, MAX_INT32) for token in ids)
+
+
+def _refuse(message: str, param: str, *, hint: str = "", code: str | None = None) -> NoReturn:
+    raise InvalidArgument(message, param=param, hint=hint, code=code)
+
+
+def _prompt(raw: RawRequest, bounds: RequestLimits) -> Prompt:
+    given = [name for name in ("prompt", "messages", "token_ids") if getattr(raw, name) is not None]
+    if not given:
+        _refuse("the request has no prompt", "prompt", hint="give a prompt, messages or token ids", code="EMPTY_PROMPT")
+    if len(given) > 1:
+        _refuse(f"{' and '.join(given)} were both given", given[1], hint="give exactly one of them")
+    if raw.prompt is not None:
+        text = _text(raw.prompt, "prompt")
+        _check_size(len(text), "prompt", bounds)
+        if not text:
+            _refuse("the prompt is empty", "prompt", code="EMPTY_PROMPT")
+        return TextPrompt(text=text)
+    if raw.messages is not None:
+        return _chat(raw.messages, bounds)
+    ids = raw.token_ids if raw.token_ids is not None else ()
+    _check_size(len(ids), "token_ids", bounds)
+    if not ids:
+        _refuse("the prompt has no tokens", "token_ids", code="EMPTY_PROMPT")
+    return TokenPrompt(ids=check_token_ids(ids, "token_ids"))
+
+
+def _chat(messages: Sequence[Message], bounds: RequestLimits) -> ChatPrompt:
+    if not messages:
+        _refuse("the conversation has no messages", "messages", code="EMPTY_PROMPT")
+    if len(messages) > bounds.max_messages:
+        _refuse(f"at most {bounds.max_messages} messages are taken, and there are {len(messages)}", "messages")
+    num_chars = 0
+    for index, message in enumerate(messages):
+        if message.role not in ROLES:
+            role = _text(message.role, f"messages[{index}].role")[:64]
+            _refuse(f"{role!r} is no role", f"messages[{index}].role", hint=f"roles are {', '.join(ROLES)}")
+        num_chars += len(_text(message.content, f"messages[{index}].content"))
+    _check_size(num_chars, "messages", bounds)
+    return ChatPrompt(messages=tuple(messages))
+
+
+def _check_size(size: int, param: str, bounds: RequestLimits) -> None:
+    if size > bounds.max_prompt_chars:
+        _refuse(
+            f"the prompt has {size} characters or tokens, and at most {bounds.max_prompt_chars} are taken",
+            param,
+            hint="shorten the prompt",
+            code="PROMPT_TOO_LARGE",
+        )
+
+
+def _temperature(value: float | None) -> float:
+    if value is None:
+        return 1.0
+    number = _real(value, "temperature")
+    if number < 0:
+        _refuse(f"temperature must be at least 0, not {number}", "temperature")
+    return number
+
+
+def _top_p(value: float | None) -> float:
+    if value is None:
+        return 1.0
+    number = _real(value, "top_p")
+    if not 0 < number <= 1:
+        _refuse(f"top_p must be above 0 and at most 1, not {number}", "top_p")
+    return number
+
+
+def _max_tokens(value: int | None, *, echo: bool) -> int | None:
+    if value is None:
+        return None
+    if value == 0 and not echo:
+        _refuse("max_tokens 0 asks for nothing", "max_tokens", hint="max_tokens 0 is taken together with echo only")
+    return _whole(value, "max_tokens", 0, MAX_INT32)
+
+
+def _stop(values: Sequence[str], bounds: RequestLimits) -> tuple[str, ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        _refuse("stop must be a list of strings", "stop")
+    if len(values) > bounds.max_stop:
+        _refuse(f"at most {bounds.max_stop} stop strings are taken, and there are {len(values)}", "stop")
+    for value in values:
+        text = _text(value, "stop")
+        if not text:
+            _refuse("a stop string is empty", "stop")
+        if len(text) > bounds.max_stop_chars:
+            _refuse(f"a stop string has {len(text)} characters, and at most {bounds.max_stop_chars} are taken", "stop")
+        # The row is JSON in Postgres, which has no NUL.
+        if "\0" in text:
+            _refuse("a stop string holds a NUL character", "stop")
+    return tuple(values)
+
+
+def _stop_token_ids(values: Sequence[int], bounds: RequestLimits) -> tuple[int, ...]:
+    if len(values) > bounds.max_stop_tokens:
+        _refuse(f"at most {bounds.max_stop_tokens} stop tokens are taken", "stop_token_ids")
+    return tuple(dict.fromkeys(check_token_ids(values, "stop_token_ids")))
+
+
+def _timeout(value: float | None, bounds: RequestLimits) -> float | None:
+    if value is None:
+        return None
+    number = _real(value, "timeout")
+    if number <= 0:
+        _refuse(f"timeout must be above 0 seconds, not {number}", "timeout")
+    return min(number, bounds.max_timeout_s)
+
+
+def _name(value: str, param: str, max_chars: int) -> str:
+    text = _text(value, param)
+    if len(text) > max_chars:
+        _refuse(f"{param} has {len(text)} characters, and at most {max_chars} are taken", param)
+    if "\0" in text:
+        _refuse(f"{param} holds a NUL character", param)
+    return text
+
+
+def _text(value: str, param: str) -> str:
+    if not isinstance(value, str):
+        _refuse(f"{param} must be text, not {type(value).__name__}", param)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        _refuse(f"{param} holds a lone surrogate: it is no valid Unicode text", param)
+    return value
+
+
+def _flag(value: bool, param: str) -> bool:
+    if not isinstance(value, bool):
+        _refuse(f"{param} must be true or false", param)
+    return value
+
+
+def _whole(value: int, param: str, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(f"{param} must be a whole number", param)
+    if not low <= value <= high:
+        _refuse(f"{param} must be from {low} to {high}, not {value if abs(value) < 2**64 else 'this large'}", param)
+    return value
+
+
+def _real(value: float, param: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        _refuse(f"{param} must be a number", param)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        _refuse(f"{param} must be a finite number", param)
+    return number

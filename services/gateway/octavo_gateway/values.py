@@ -1,0 +1,62 @@
+"""Values that both rims of the gateway speak: an accepted job, the pieces of its stream, a model. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from octavo_common.jobs.spec import FinishReason, UsageRecord
+from octavo_gateway.validation import OnDisconnect, Operation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedJob:
+    """A job that is committed to the table, and the place in its output from which its caller wants to read."""
+
+    job_id: UUID
+    # False when the idempotency key named a job that exists, or when a stream is resumed.
+    created: bool
+    # Full name of the model that serves it.
+    model: str
+    num_prompt_tokens: int
+    create_time: datetime
+    on_disconnect: OnDisconnect
+    operation: Operation = "text_completion"
+    # Tokens that the caller has already: its stream begins after them.
+    num_received: int = 0
+    # Names this reader to the stream hub.
+    reader: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPiece:
+    """Tokens that became certain together, and their text. Text never splits a character."""
+
+    # Index of the first token, counted from 0 at the start of the output.
+    first_token: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The job has succeeded. A job that failed or was cancelled raises an OctavoError from its stream instead."""
+
+    finish_reason: FinishReason
+    usage: UsageRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """A model that can be asked for."""
+
+    name: str
+    digest: str
+    family: str
+    max_sequence_tokens: int
+    numerics_ids: tuple[str, ...]
+    # Live workers that serve it; 0 while its last one restarts.
+    num_workers: int
+    # When its oldest live worker started, as seconds since the epoch.
+    created_s: float
