@@ -1,0 +1,1 @@
+"""The operator console. Uses the SDK and nothing else of Octavo."""

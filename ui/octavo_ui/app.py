@@ -1,0 +1,21 @@
+"""The console's entry: navigation only. Pages draw, `api` talks, the SDK does the work."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from octavo_ui.pages import jobs, prompt, workers
+
+
+def main() -> None:
+    """Draw the page that the address names."""
+    st.set_page_config(page_title="Octavo", page_icon=":material/auto_stories:", layout="wide")
+    pages = [
+        st.Page(prompt.page, title="Prompt", icon=":material/chat:", url_path="prompt", default=True),
+        st.Page(jobs.page, title="Jobs", icon=":material/list_alt:", url_path="jobs"),
+        st.Page(workers.page, title="Workers", icon=":material/memory:", url_path="workers"),
+    ]
+    st.navigation(pages).run()
+
+
+main()

@@ -1,0 +1,1 @@
+"""One page per file; each has one function that draws it."""
