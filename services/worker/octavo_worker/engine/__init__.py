@@ -1,0 +1,1 @@
+"""The engine: decides what every step computes. Pure: no clock, no threads, no tensors, no I/O."""

@@ -1,0 +1,76 @@
+"""The engine: plan, run, commit. Pure: whoever calls it owns the thread and the clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo_worker.engine.plan import NO_KV_DONE, NO_KV_OPS, BatchPlan, RowPlan, RowResult, StepResult
+from octavo_worker.engine.ports import Executor
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.engine.types import Delta, Request, RequestId, SeqId, StepStats
+
+
+class Engine:
+    """Continues sequences, many at once, one step at a time. Not thread-safe: one thread owns it."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+
+    @property
+    def has_work(self) -> bool:
+        """Whether step() would do anything."""
+        return self._scheduler.has_work
+
+    def add(self, request: Request) -> list[Delta]:
+        """Take a request; the stop rules are applied to its earlier output first, so it may end at once.
+
+        Raises AdmissionError when it can never run here.
+        """
+        return self._scheduler.add(request)
+
+    def abort(self, request_id: RequestId) -> list[Delta]:
+        """End a request at any stage; its blocks are back when this returns."""
+        return self._scheduler.abort(request_id)
+
+    def step(self) -> list[Delta]:
+        """Compute one step. A row that makes the executor fail ends alone, with the error."""
+        plan = self._scheduler.plan()
+        return self._scheduler.commit(plan, self._run(plan))
+
+    def stats(self) -> StepStats:
+        """Figures of the last step and of the pool."""
+        return self._scheduler.stats()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the books do not balance."""
+        self._scheduler.check_integrity()
+
+    def _run(self, plan: BatchPlan) -> StepResult:
+        """Run a plan; when it raises, halve its rows until one raises alone.
+
+        What the plan carries beside rows goes with the first part that succeeds, and only with it.
+        """
+        parts: list[tuple[RowPlan, ...]] = [plan.rows]
+        kv, gone, done = plan.kv, plan.gone, NO_KV_DONE
+        rows: dict[SeqId, RowResult] = {}
+        while parts:
+            part = parts.pop(0)
+            try:
+                result = self._executor.run(replace(plan, rows=part, kv=kv, gone=gone))
+            except Exception as error:  # foreign code: whatever it raises is a fault of some row until it runs alone
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    parts[:0] = [part[:middle], part[middle:]]
+                elif len(part) == 1:
+                    rows[part[0].id] = RowResult(error=f"{type(error).__name__}: {error}")
+                    if not parts and (gone or kv is not NO_KV_OPS):
+                        parts.append(())
+                else:
+                    # No row is at fault: the executor is broken.
+                    raise
+                continue
+            rows.update(result.rows)
+            done = result.kv if done is NO_KV_DONE else replace(done, saved=(*done.saved, *result.kv.saved))
+            kv, gone = NO_KV_OPS, ()
+        return StepResult(rows=rows, kv=done)

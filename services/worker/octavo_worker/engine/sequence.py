@@ -1,0 +1,97 @@
+"""The state of one sequence between steps. Knows no pool and no other sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from octavo_worker.engine.blocks import ROOT, BlockKey, Seal, chain_hash
+from octavo_worker.engine.plan import NO_DRAFT, Draft
+from octavo_worker.engine.types import BlockId, FinishReason, Request, SeqId, Token
+
+
+class Phase(Enum):
+    """Where a sequence stands. Preemption leads from RUNNING back to WAITING."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One request's tokens and blocks. There is no prefill or decode phase, only tokens that have no KV yet."""
+
+    request: Request
+    id: SeqId
+    # Smaller is served first and preempted last; fixed at arrival.
+    rank: tuple[int, int]
+    # Hash that the chain of its blocks starts from.
+    root: bytes
+    # Prompt, then output; [0, num_computed) have KV.
+    tokens: list[Token]
+    phase: Phase = Phase.WAITING
+    num_computed: int = 0
+    draft: Draft = NO_DRAFT
+    table: list[BlockId] = field(default_factory=list[BlockId])
+    # Canonical blocks of the table's first blocks: those that are full and computed.
+    seals: list[Seal] = field(default_factory=list[Seal])
+    # Keys of full blocks; kept over preemptions, extended on demand.
+    keys: list[BlockKey] = field(default_factory=list[BlockKey])
+    # Length of the table that the executor has been told.
+    num_told_blocks: int = 0
+    # The executor knows the row.
+    is_told: bool = False
+    # Prefix hits at the first admission; None before it.
+    num_cached: int | None = None
+    num_preemptions: int = 0
+    finish: FinishReason | None = None
+    # Not yet reported.
+    events: list[str] = field(default_factory=list[str])
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens without KV: the whole prompt at first, 1 while decoding, more after forced tokens."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        """Tokens after the prompt, those of earlier attempts included."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    def block_keys(self, num_blocks: int, block_size: int) -> list[BlockKey]:
+        """Keys of the first blocks; they must be full of known tokens."""
+        while len(self.keys) < num_blocks:
+            start = len(self.keys) * block_size
+            tokens = tuple(self.tokens[start : start + block_size])
+            assert len(tokens) == block_size, "only full blocks have keys"
+            parent = self.keys[-1].hash if self.keys else self.root
+            self.keys.append(BlockKey(chain_hash(parent, tokens), tokens))
+        return self.keys[:num_blocks]
+
+    def parent_seal(self) -> Seal:
+        """What the next block to be sealed names as its parent."""
+        return self.seals[-1] if self.seals else ROOT
+
+    def append(self, token: Token, max_sequence_tokens: int) -> FinishReason | None:
+        """Add a token to the output and apply the stop rules to it. No token may follow one that ends."""
+        self.tokens.append(token)
+        return ended_by(self.request, self.num_output, token, max_sequence_tokens)
+
+
+def ended_by(request: Request, num_output: int, token: Token, max_sequence_tokens: int) -> FinishReason | None:
+    """Whether a sequence ends with this token, the last of so many output tokens."""
+    if token in request.params.stop_token_ids:
+        return FinishReason.STOP
+    if num_output >= request.params.max_tokens or len(request.prompt) + num_output >= max_sequence_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def ended_at_arrival(request: Request, max_sequence_tokens: int) -> FinishReason | None:
+    """Whether the output of earlier attempts has ended the sequence already; also true for max_tokens 0."""
+    for num_output, token in enumerate(request.output, start=1):
+        reason = ended_by(request, num_output, token, max_sequence_tokens)
+        if reason is not None:
+            return reason
+    return FinishReason.LENGTH if request.params.max_tokens <= 0 else None
