@@ -1,0 +1,77 @@
+"""The SDK of Octavo: ask a platform for text, and watch and steer its jobs.
+
+>>> import octavo
+>>> with octavo.Client("127.0.0.1:50051", api_key="ok-...") as client:
+...     for chunk in client.generate(messages=[{"role": "user", "content": "Hello"}]):
+...         print(chunk.text, end="")
+"""
+
+from octavo.aio import AsyncClient, AsyncJobs, AsyncTokenStream
+from octavo.client import Client, Jobs, TokenStream
+from octavo.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OctavoError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from octavo.retry import RetryPolicy
+from octavo.values import (
+    Chunk,
+    Failure,
+    FinishReason,
+    GenerationResult,
+    Job,
+    JobEvent,
+    JobHandle,
+    JobState,
+    Model,
+    StepRecord,
+    Usage,
+    Worker,
+)
+
+__all__ = [
+    "AbortedError",
+    "AlreadyExistsError",
+    "AsyncClient",
+    "AsyncJobs",
+    "AsyncTokenStream",
+    "CancelledError",
+    "Chunk",
+    "Client",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "Failure",
+    "FinishReason",
+    "GenerationResult",
+    "InternalError",
+    "InvalidArgumentError",
+    "Job",
+    "JobEvent",
+    "JobHandle",
+    "JobState",
+    "Jobs",
+    "Model",
+    "NotFoundError",
+    "OctavoError",
+    "PermissionDeniedError",
+    "ResourceExhaustedError",
+    "RetryPolicy",
+    "StepRecord",
+    "TokenStream",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "Usage",
+    "Worker",
+]

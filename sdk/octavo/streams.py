@@ -1,0 +1,223 @@
+"""Decides what a token stream does after every event and failure. Pure: no channel, no clock, no threads.
+
+A driver opens what ``start`` and ``on_failure`` tell it to, and hands over what it reads::
+
+    start() -> Open --> on_event(event) -> Chunk | None ... finished
+                 ^              | broken
+                 +--- on_failure(error) -> Open, or raises: the error is the answer
+
+Before `accepted` a broken call is sent again under its idempotency key; after it, the stream goes on by job id from the
+first token that the caller lacks. A token is delivered once and in order, or the stream ends with an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo import calls, parsing
+from octavo.calls import Call
+from octavo.errors import AbortedError, DeadlineExceededError, OctavoError, UnavailableError
+from octavo.retry import Patience, RetryPolicy, is_broken
+from octavo.v1 import gateway_pb2
+from octavo.values import Chunk, GenerationResult, JobHandle
+
+# The platform fails a job at its deadline and says so; the call waits that much longer to hear it.
+DEADLINE_GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Open this call after a delay, at the next address if ``move``."""
+
+    call: Call[gateway_pb2.GenerationEvent]
+    delay_s: float
+    move: bool
+
+
+class StreamMachine:
+    """The state of one stream: what has been received, and how to get the rest."""
+
+    def __init__(
+        self,
+        request: gateway_pb2.Generation | None,
+        *,
+        policy: RetryPolicy,
+        resumable: bool,
+        job_id: str = "",
+        token_ids: Sequence[int] = (),
+    ) -> None:
+        assert request is not None or job_id
+        self._request = request
+        self._resumable = resumable
+        self._patience = Patience(policy)
+        self._deadline_s: float | None = None
+        self._texts: list[str] = []
+        self._echoed = False
+        self._num_given = len(token_ids)
+        self.job_id = job_id
+        self.model = ""
+        self.num_prompt_tokens = 0
+        self.token_ids: list[int] = list(token_ids)
+        self.result: GenerationResult | None = None
+        self.opened = False
+        # True when the platform has said how it ended, or cannot be asked any more.
+        self.ended = False
+
+    @property
+    def text(self) -> str:
+        """All text received so far."""
+        return "".join(self._texts)
+
+    def start(self, now_s: float) -> Open:
+        """The first call."""
+        self.opened = True
+        if self._request is not None and self._request.HasField("timeout"):
+            self._deadline_s = now_s + parsing.seconds(self._request.timeout) + DEADLINE_GRACE_S
+        if self._request is None:
+            self._patience.progress(now_s)
+        return Open(call=self._call(), delay_s=0.0, move=False)
+
+    def remaining_s(self, now_s: float) -> float | None:
+        """Time that the call may take; None if it has no deadline."""
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - now_s)
+
+    def on_event(self, event: gateway_pb2.GenerationEvent, now_s: float) -> Chunk | None:
+        """Take an event in; returns what the caller gets of it. ``result`` is set by the last one.
+
+        Raises UnavailableError when tokens are missing before it (hand it to ``on_failure``), and AbortedError when it
+        contradicts what was received.
+        """
+        kind = event.WhichOneof("event")
+        if kind == "accepted":
+            self._on_accepted(event.accepted, now_s)
+        elif kind == "tokens":
+            return self._on_tokens(parsing.chunk(event.tokens), now_s)
+        elif kind == "finished":
+            self.ended = True
+            self.result = GenerationResult(
+                text=self.text,
+                token_ids=tuple(self.token_ids),
+                finish_reason=parsing.finish_reason(event.finished.finish_reason),
+                usage=parsing.usage(event.finished.usage),
+            )
+        return None
+
+    def _on_accepted(self, accepted: gateway_pb2.Accepted, now_s: float) -> None:
+        if self.job_id and accepted.job_id != self.job_id:
+            raise AbortedError(f"the stream went on as another job, {accepted.job_id}", job_id=self.job_id)
+        if not self.job_id:
+            self.job_id = accepted.job_id
+            self._patience.progress(now_s)
+        self.model = accepted.model or self.model
+        self.num_prompt_tokens = accepted.num_prompt_tokens or self.num_prompt_tokens
+
+    def _on_tokens(self, chunk: Chunk, now_s: float) -> Chunk | None:
+        # Received so far: [0, have). The chunk: [first, end).
+        have, first, end = len(self.token_ids), chunk.first_token, chunk.first_token + len(chunk.token_ids)
+        if first > have:
+            raise UnavailableError(f"tokens {have} to {first - 1} of the stream are missing", job_id=self.job_id)
+        if tuple(self.token_ids[first:end]) != chunk.token_ids[: have - first]:
+            raise AbortedError(
+                "the stream went on with other tokens than it had sent",
+                code="STREAM_DIVERGED",
+                hint="get the job's result by its id, or ask again",
+                job_id=self.job_id,
+            )
+        if chunk.token_ids and end <= have:
+            return None
+        if first < have:
+            # The text of a part of a chunk is not known here; the platform sends it from the right token on.
+            raise UnavailableError("a chunk overlaps what was received", job_id=self.job_id)
+        if not chunk.token_ids and self._is_second_echo(chunk):
+            return None
+        self.token_ids.extend(chunk.token_ids)
+        if chunk.text:
+            self._texts.append(chunk.text)
+        self._patience.progress(now_s)
+        return chunk
+
+    def _is_second_echo(self, chunk: Chunk) -> bool:
+        """The prompt's text comes before all tokens, and again when a stream is opened anew before the first."""
+        if self._request is None or not self._request.echo or chunk.first_token > 0 or self.token_ids:
+            return False
+        second, self._echoed = self._echoed, True
+        return second
+
+    def on_failure(self, error: OctavoError, *, now_s: float, jitter: float) -> Open:
+        """What to open after a failure or an early end; raises the error when it is final."""
+        error.job_id = error.job_id or self.job_id
+        self.ended = True
+        if not is_broken(error) or not self._may_reopen():
+            raise error
+        remaining_s = self.remaining_s(now_s)
+        if remaining_s is not None and remaining_s <= 0:
+            raise DeadlineExceededError("the deadline passed in a broken stream", job_id=self.job_id) from error
+        delay_s = self._patience.delay_s(error, now_s=now_s, jitter=jitter)
+        self.ended = False
+        return Open(call=self._call(), delay_s=max(delay_s, error.retry_after_s or 0.0), move=True)
+
+    def _may_reopen(self) -> bool:
+        if self.job_id:
+            return self._resumable
+        return self._request is not None and bool(self._request.idempotency_key)
+
+    def _call(self) -> Call[gateway_pb2.GenerationEvent]:
+        if self.job_id:
+            return calls.resume(self.job_id, self.token_ids, detach=self._resumable)
+        assert self._request is not None
+        return calls.generate(self._request)
+
+    def find_job(self) -> Call[JobHandle] | None:
+        """For a stream that is given up before `accepted`: the call that names its job, or None.
+
+        The request may or may not have been accepted; submitting it again under its key tells, and its job can be
+        cancelled then.
+        """
+        if self.job_id or not self.opened or self._request is None or not self._request.idempotency_key:
+            return None
+        return calls.submit(self._request)
+
+
+class StreamView:
+    """What a caller can see of its stream, of either kind."""
+
+    def __init__(self, machine: StreamMachine) -> None:
+        self._machine = machine
+        self._closed = False
+        self._cancelled = False
+
+    @property
+    def job_id(self) -> str:
+        """The job's id; empty until the platform has accepted it."""
+        return self._machine.job_id
+
+    @property
+    def model(self) -> str:
+        """Full name of the model that serves it; empty until accepted."""
+        return self._machine.model
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt after templating; 0 until accepted."""
+        return self._machine.num_prompt_tokens
+
+    @property
+    def text(self) -> str:
+        """All text received so far."""
+        return self._machine.text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All token ids received so far."""
+        return tuple(self._machine.token_ids)
+
+    @property
+    def result(self) -> GenerationResult | None:
+        """The result with its usage; None until the stream has ended well."""
+        return self._machine.result
+
+    @property
+    def cancelled(self) -> bool:
+        """True after ``cancel`` or after the stream was left early."""
+        return self._cancelled
