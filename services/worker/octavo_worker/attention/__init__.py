@@ -1,0 +1,1 @@
+"""Attention over paged keys and values: the contract, and one backend per file."""

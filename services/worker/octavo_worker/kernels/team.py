@@ -1,0 +1,62 @@
+"""Runs compiled loops on the threads of torch's own OpenMP pool. Knows nothing of what the loops compute.
+
+A kernel is a C function `void f(int64_t *args)` that every thread of the team enters once. It draws task numbers from the
+atomic counter `args[NEXT]` until `args[NUM_TASKS]`, and a private slot from `args[SLOT]`; the rest of `args` is its own.
+Sharing the pool matters: a second pool (numba's) would make twice as many threads as cores, and each would spin.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+NEXT = 0
+NUM_TASKS = 1
+SLOT = 2
+FIRST_ARGUMENT = 3
+
+_VOID_P = ctypes.c_void_p
+
+
+@cache
+def _fork() -> tuple[ctypes._CFuncPtr | None, str]:
+    """GOMP_parallel of the OpenMP library that torch has loaded, or None and the reason."""
+    folder = Path(torch.__file__).parent / "lib"
+    found = sorted([*folder.glob("libgomp*"), *folder.glob("libomp*"), *folder.glob("libiomp*")])
+    for path in found:
+        try:
+            call = ctypes.CDLL(str(path)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        call.argtypes = [_VOID_P, _VOID_P, ctypes.c_uint, ctypes.c_uint]
+        call.restype = None
+        return call, ""
+    return None, "torch's OpenMP library was not found or has no GOMP_parallel: kernels run on one thread"
+
+
+def why_single_threaded() -> str:
+    """Why kernels run on the calling thread only; empty when they use torch's threads."""
+    return _fork()[1]
+
+
+class Launcher:
+    """One kernel, ready to run. The interpreter lock is released while it runs."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+        self._alone = ctypes.CFUNCTYPE(None, _VOID_P)(address)
+        self._parallel = _fork()[0]
+
+    def run(self, args: np.ndarray, num_threads: int) -> None:
+        """Run the tasks named by `args` (int64, contiguous; see the module) to their end."""
+        args[NEXT] = 0
+        args[SLOT] = 0
+        threads = min(num_threads, int(args[NUM_TASKS]))
+        if threads <= 1 or self._parallel is None:
+            self._alone(args.ctypes.data)
+        else:
+            self._parallel(self._address, args.ctypes.data, threads, 0)
