@@ -14,7 +14,8 @@ def serves(address: str) -> bool:
     """True when the health service of the server at ``address`` (host:port) answers SERVING in time."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+            check = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue] - set at run time
+            answer = check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError:
             return False
     return answer.status == health_pb2.HealthCheckResponse.SERVING
