@@ -6,8 +6,9 @@
 ...         print(chunk.text, end="")
 """
 
-from octavo.aio import AsyncClient, AsyncJobs, AsyncTokenStream
-from octavo.client import Client, Jobs, TokenStream
+from octavo.aio import AsyncClient, AsyncJobs
+from octavo.aio_wire import AsyncTokenStream
+from octavo.client import Client, Jobs
 from octavo.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -39,6 +40,7 @@ from octavo.values import (
     Usage,
     Worker,
 )
+from octavo.wire import TokenStream
 
 __all__ = [
     "AbortedError",

@@ -1,213 +1,28 @@
-"""The blocking client. A thin driver: what to send, retry and resume is decided in calls, retry and streams."""
+"""The blocking client. Knows no rules: what to send, retry and resume is decided in calls, retry and streams."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
 
-from octavo import calls
-from octavo.calls import Call
-from octavo.channel import CANCEL_TIMEOUT_S, call_metadata, channel_options
+from octavo import calls, request
 from octavo.clock import Clock
-from octavo.errors import CancelledError, DeadlineExceededError, OctavoError, UnavailableError, from_rpc_error
+from octavo.errors import DeadlineExceededError, OctavoError, UnavailableError, from_rpc_error
 from octavo.retry import Patience, RetryPolicy, is_broken
 from octavo.settings import resolve
-from octavo.streams import StreamMachine, StreamView
-from octavo.values import Chunk, GenerationResult, Job, JobEvent, JobHandle, JobState, Model, StepRecord, Worker
-
-T = TypeVar("T")
-
-
-class _Wire:
-    """Channels to the gateways; one is current until it fails."""
-
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        api_key: str,
-        *,
-        timeout_s: float,
-        policy: RetryPolicy,
-        clock: Clock,
-        metadata: Callable[[], Sequence[tuple[str, str]]],
-        credentials: grpc.ChannelCredentials | None,
-    ) -> None:
-        self.policy = policy
-        self.clock = clock
-        self.timeout_s = timeout_s
-        self._api_key = api_key
-        self._metadata = metadata
-        self._current = 0
-        self._channels: list[Any] = [
-            grpc.insecure_channel(address, options=channel_options(address))
-            if credentials is None
-            else grpc.secure_channel(address, credentials, options=channel_options(address))
-            for address in addresses
-        ]
-
-    def move(self) -> None:
-        """Use the next address from now on."""
-        self._current = (self._current + 1) % len(self._channels)
-
-    def unary(self, call: Call[T], timeout_s: float | None = None) -> T:
-        """Send a call, again where that is safe, within one deadline for all tries."""
-        deadline_s = self.clock.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-        attempt = 0
-        while True:
-            attempt += 1
-            remaining_s = max(0.001, deadline_s - self.clock.monotonic())
-            stub = self._channels[self._current].unary_unary(
-                call.path,
-                request_serializer=type(call.request).SerializeToString,
-                response_deserializer=call.response.FromString,
-            )
-            try:
-                return call.parse(stub(call.request, timeout=remaining_s, metadata=self.metadata()))
-            except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
-                delay_s = self.policy.delay_s(
-                    error, call.safety, attempt=attempt, remaining_s=remaining_s, jitter=self.clock.jitter()
-                )
-                if error.status == "UNAVAILABLE":
-                    self.move()
-                if delay_s is None:
-                    raise error from rpc_error
-            self.clock.wait(delay_s)
-
-    def open(self, call: Call[Any], timeout_s: float | None) -> Any:
-        """Start a streaming call; iterate over it for answers and ``cancel`` it."""
-        stub = self._channels[self._current].unary_stream(
-            call.path,
-            request_serializer=type(call.request).SerializeToString,
-            response_deserializer=call.response.FromString,
-        )
-        return stub(call.request, timeout=timeout_s, metadata=self.metadata())
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Metadata of the next call."""
-        return call_metadata(self._api_key, self._metadata())
-
-    def close(self) -> None:
-        """Close all channels; calls in flight end."""
-        for channel in self._channels:
-            channel.close()
-
-
-class TokenStream(StreamView):
-    """Iterates over the chunks of one generation.
-
-    Nothing is sent before it is iterated, entered as a context, or ``start``-ed. Leaving it early (``break``, an
-    exception, Ctrl-C, ``close``) cancels the job, as far as the platform can be reached.
-    """
-
-    def __init__(self, wire: _Wire, machine: StreamMachine) -> None:
-        super().__init__(machine)
-        self._wire = wire
-        self._call: Any = None
-        self._chunks = self._pump()
-        self._ahead: list[Chunk] = []
-        self._lock = threading.Lock()
-
-    def _pump(self) -> Generator[Chunk | None, None, None]:
-        """Yield None when the job is accepted, then its chunks."""
-        machine, clock = self._machine, self._wire.clock
-        step = machine.start(clock.monotonic())
-        while machine.result is None:
-            if step.move:
-                self._wire.move()
-            clock.wait(step.delay_s)
-            failure: OctavoError = UnavailableError("the stream ended before its job")
-            try:
-                if self._closed:
-                    return
-                self._call = self._wire.open(step.call, machine.remaining_s(clock.monotonic()))
-                for answer in self._call:
-                    was_known = bool(machine.job_id)
-                    chunk = machine.on_event(step.call.parse(answer), clock.monotonic())
-                    if chunk is not None or not was_known:
-                        yield chunk
-                if machine.result is not None:
-                    return
-            except grpc.RpcError as rpc_error:
-                failure = from_rpc_error(rpc_error)
-            except UnavailableError as error:
-                failure = error
-            if self._closed:
-                return
-            self._call.cancel()
-            step = machine.on_failure(failure, now_s=clock.monotonic(), jitter=clock.jitter())
-
-    def start(self) -> Self:
-        """Send the request and return when the platform has accepted it: then ``job_id`` is known."""
-        try:
-            while not self.job_id and not self._closed:
-                chunk = next(self._chunks, None)
-                if chunk is not None:
-                    self._ahead.append(chunk)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __iter__(self) -> Iterator[Chunk]:
-        try:
-            yield from self._ahead
-            self._ahead.clear()
-            for chunk in self._chunks:
-                if chunk is not None:
-                    yield chunk
-        except CancelledError:
-            if not self._cancelled:
-                raise
-        finally:
-            self.close()
-
-    def wait(self) -> GenerationResult:
-        """Read the stream to its end and return the result; raises CancelledError if it was cancelled."""
-        for _ in self:
-            pass
-        if self.result is None:
-            raise CancelledError("the stream was cancelled", job_id=self.job_id)
-        return self.result
-
-    def cancel(self) -> None:
-        """Cancel the job and end the stream. May be called from another thread than the reader's."""
-        self._cancelled = True
-        self.close()
-
-    def close(self) -> None:
-        """End the stream; cancels the job if it has not ended. Never raises for a platform that is out of reach."""
-        with self._lock:
-            was_closed, self._closed = self._closed, True
-        if was_closed or self._call is None:
-            return
-        self._call.cancel()
-        if self._machine.ended:
-            return
-        self._cancelled = True
-        with contextlib.suppress(OctavoError):
-            find = self._machine.find_job()
-            job_id = self.job_id if find is None else self._wire.unary(find, CANCEL_TIMEOUT_S).id
-            if job_id:
-                self._wire.unary(calls.cancel_job(job_id), CANCEL_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+from octavo.streams import StreamMachine
+from octavo.values import Job, JobEvent, JobHandle, JobState, Model, StepRecord, Worker
+from octavo.wire import TokenStream, Wire
 
 
 class Jobs:
     """Reads and steers jobs."""
 
-    def __init__(self, wire: _Wire) -> None:
+    def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     def get(self, job_id: str) -> Job:
@@ -290,7 +105,7 @@ class Client:
         clock: Clock | None = None,
     ) -> None:
         target = resolve(address, api_key)
-        self._wire = _Wire(
+        self._wire = Wire(
             target.addresses,
             target.api_key,
             timeout_s=timeout_s,
@@ -301,15 +116,15 @@ class Client:
         )
         self.jobs = Jobs(self._wire)
 
-    def generate(self, prompt: str | None = None, *, resumable: bool = True, **request: Any) -> TokenStream:
-        """Ask for a generation and stream its tokens; see ``octavo.calls.generation`` for the parameters.
+    def generate(self, prompt: str | None = None, *, resumable: bool = True, **parameters: Any) -> TokenStream:
+        """Ask for a generation and stream its tokens; see ``octavo.request.generation`` for the parameters.
 
         A resumable stream survives its connection and its gateway. One that is not is cancelled by the platform when
         its connection breaks.
         """
-        if resumable and not request.get("idempotency_key"):
-            request["idempotency_key"] = f"sdk-{uuid.uuid4()}"
-        built = calls.generation(prompt, detach=resumable, **request)
+        if resumable and not parameters.get("idempotency_key"):
+            parameters["idempotency_key"] = f"sdk-{uuid.uuid4()}"
+        built = request.generation(prompt, detach=resumable, **parameters)
         return TokenStream(self._wire, StreamMachine(built, policy=self._wire.policy, resumable=resumable))
 
     def attach(self, job_id: str, *, token_ids: Sequence[int] = ()) -> TokenStream:
@@ -317,11 +132,11 @@ class Client:
         machine = StreamMachine(None, policy=self._wire.policy, resumable=True, job_id=job_id, token_ids=token_ids)
         return TokenStream(self._wire, machine)
 
-    def submit(self, prompt: str | None = None, **request: Any) -> JobHandle:
+    def submit(self, prompt: str | None = None, **parameters: Any) -> JobHandle:
         """Ask for a generation without a stream; takes the parameters of ``generate``."""
-        if not request.get("idempotency_key"):
-            request["idempotency_key"] = f"sdk-{uuid.uuid4()}"
-        return self._wire.unary(calls.submit(calls.generation(prompt, detach=True, **request)))
+        if not parameters.get("idempotency_key"):
+            parameters["idempotency_key"] = f"sdk-{uuid.uuid4()}"
+        return self._wire.unary(calls.submit(request.generation(prompt, detach=True, **parameters)))
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
         """Wait until a job has ended; returns it with its result or raises DeadlineExceededError."""

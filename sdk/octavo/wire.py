@@ -1,0 +1,205 @@
+"""Drives calls and token streams over blocking channels. What to send, retry and resume is decided elsewhere.
+
+The rules are in calls, retry and streams; the asyncio twin of this file is aio_wire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from octavo import calls
+from octavo.calls import Call
+from octavo.channel import CANCEL_TIMEOUT_S, call_metadata, channel_options
+from octavo.clock import Clock
+from octavo.errors import CancelledError, OctavoError, UnavailableError, from_rpc_error
+from octavo.retry import RetryPolicy
+from octavo.streams import StreamMachine, StreamView
+from octavo.values import Chunk, GenerationResult
+
+T = TypeVar("T")
+
+
+class Wire:
+    """Channels to the gateways; one is current until it fails."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        api_key: str,
+        *,
+        timeout_s: float,
+        policy: RetryPolicy,
+        clock: Clock,
+        metadata: Callable[[], Sequence[tuple[str, str]]],
+        credentials: grpc.ChannelCredentials | None,
+    ) -> None:
+        self.policy = policy
+        self.clock = clock
+        self.timeout_s = timeout_s
+        self._api_key = api_key
+        self._metadata = metadata
+        self._current = 0
+        self._channels: list[Any] = [
+            grpc.insecure_channel(address, options=channel_options(address))
+            if credentials is None
+            else grpc.secure_channel(address, credentials, options=channel_options(address))
+            for address in addresses
+        ]
+
+    def move(self) -> None:
+        """Use the next address from now on."""
+        self._current = (self._current + 1) % len(self._channels)
+
+    def unary(self, call: Call[T], timeout_s: float | None = None) -> T:
+        """Send a call, again where that is safe, within one deadline for all tries."""
+        deadline_s = self.clock.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        attempt = 0
+        while True:
+            attempt += 1
+            remaining_s = max(0.001, deadline_s - self.clock.monotonic())
+            stub = self._channels[self._current].unary_unary(
+                call.path,
+                request_serializer=type(call.request).SerializeToString,
+                response_deserializer=call.response.FromString,
+            )
+            try:
+                return call.parse(stub(call.request, timeout=remaining_s, metadata=self.metadata()))
+            except grpc.RpcError as rpc_error:
+                error = from_rpc_error(rpc_error)
+                delay_s = self.policy.delay_s(
+                    error, call.safety, attempt=attempt, remaining_s=remaining_s, jitter=self.clock.jitter()
+                )
+                if error.status == "UNAVAILABLE":
+                    self.move()
+                if delay_s is None:
+                    raise error from rpc_error
+            self.clock.wait(delay_s)
+
+    def open(self, call: Call[Any], timeout_s: float | None) -> Any:
+        """Start a streaming call; iterate over it for answers and ``cancel`` it."""
+        stub = self._channels[self._current].unary_stream(
+            call.path,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.response.FromString,
+        )
+        return stub(call.request, timeout=timeout_s, metadata=self.metadata())
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Metadata of the next call."""
+        return call_metadata(self._api_key, self._metadata())
+
+    def close(self) -> None:
+        """Close all channels; calls in flight end."""
+        for channel in self._channels:
+            channel.close()
+
+
+class TokenStream(StreamView):
+    """Iterates over the chunks of one generation.
+
+    Nothing is sent before it is iterated, entered as a context, or ``start``-ed. Leaving it early (``break``, an
+    exception, Ctrl-C, ``close``) cancels the job, as far as the platform can be reached.
+    """
+
+    def __init__(self, wire: Wire, machine: StreamMachine) -> None:
+        super().__init__(machine)
+        self._wire = wire
+        self._call: Any = None
+        self._chunks = self._pump()
+        self._ahead: list[Chunk] = []
+        self._lock = threading.Lock()
+
+    def _pump(self) -> Generator[Chunk | None, None, None]:
+        """Yield None when the job is accepted, then its chunks."""
+        machine, clock = self._machine, self._wire.clock
+        step = machine.start(clock.monotonic())
+        while machine.result is None:
+            if step.move:
+                self._wire.move()
+            clock.wait(step.delay_s)
+            failure: OctavoError = UnavailableError("the stream ended before its job")
+            try:
+                if self._closed:
+                    return
+                self._call = self._wire.open(step.call, machine.remaining_s(clock.monotonic()))
+                for answer in self._call:
+                    was_known = bool(machine.job_id)
+                    chunk = machine.on_event(step.call.parse(answer), clock.monotonic())
+                    if chunk is not None or not was_known:
+                        yield chunk
+                if machine.result is not None:
+                    return
+            except grpc.RpcError as rpc_error:
+                failure = from_rpc_error(rpc_error)
+            except UnavailableError as error:
+                failure = error
+            if self._closed:
+                return
+            self._call.cancel()
+            step = machine.on_failure(failure, now_s=clock.monotonic(), jitter=clock.jitter())
+
+    def start(self) -> Self:
+        """Send the request and return when the platform has accepted it: then ``job_id`` is known."""
+        try:
+            while not self.job_id and not self._closed:
+                chunk = next(self._chunks, None)
+                if chunk is not None:
+                    self._ahead.append(chunk)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            yield from self._ahead
+            self._ahead.clear()
+            for chunk in self._chunks:
+                if chunk is not None:
+                    yield chunk
+        except CancelledError:
+            if not self._cancelled:
+                raise
+        finally:
+            self.close()
+
+    def wait(self) -> GenerationResult:
+        """Read the stream to its end and return the result; raises CancelledError if it was cancelled."""
+        for _ in self:
+            pass
+        if self.result is None:
+            raise CancelledError("the stream was cancelled", job_id=self.job_id)
+        return self.result
+
+    def cancel(self) -> None:
+        """Cancel the job and end the stream. May be called from another thread than the reader's."""
+        self._cancelled = True
+        self.close()
+
+    def close(self) -> None:
+        """End the stream; cancels the job if it has not ended. Never raises for a platform that is out of reach."""
+        with self._lock:
+            was_closed, self._closed = self._closed, True
+        if was_closed or self._call is None:
+            return
+        self._call.cancel()
+        if self._machine.ended:
+            return
+        self._cancelled = True
+        with contextlib.suppress(OctavoError):
+            find = self._machine.find_job()
+            job_id = self.job_id if find is None else self._wire.unary(find, CANCEL_TIMEOUT_S).id
+            if job_id:
+                self._wire.unary(calls.cancel_job(job_id), CANCEL_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
