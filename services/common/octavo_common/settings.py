@@ -94,6 +94,45 @@ class CommonSettings(BaseSettings):
         return token
 
 
+class OtelSettings(BaseSettings):
+    """The standard OTEL_* variables that say whether there is a collector; the exporters read the rest themselves."""
+
+    model_config = SettingsConfigDict(env_prefix="OTEL_", frozen=True, extra="ignore")
+
+    sdk_disabled: bool = False
+    traces_exporter: str = "otlp"
+    metrics_exporter: str = "otlp"
+    exporter_otlp_endpoint: str = ""
+    exporter_otlp_traces_endpoint: str = ""
+    exporter_otlp_metrics_endpoint: str = ""
+    exporter_otlp_protocol: str = "grpc"
+
+    @property
+    def exports_traces(self) -> bool:
+        """Whether spans are sent."""
+        return self._exports(self.traces_exporter, self.exporter_otlp_traces_endpoint)
+
+    @property
+    def exports_metrics(self) -> bool:
+        """Whether metrics are sent."""
+        return self._exports(self.metrics_exporter, self.exporter_otlp_metrics_endpoint)
+
+    def ignored(self) -> list[str]:
+        """What is set and has no effect, a sentence each."""
+        reasons: list[str] = []
+        if self.exporter_otlp_protocol != "grpc":
+            reasons.append(f"OTEL_EXPORTER_OTLP_PROTOCOL={self.exporter_otlp_protocol}: only grpc is built in")
+        for name in ("traces_exporter", "metrics_exporter"):
+            value = getattr(self, name)
+            if value not in ("otlp", "none", "prometheus"):
+                reasons.append(f"OTEL_{name.upper()}={value}: only otlp and none are known")
+        return reasons
+
+    def _exports(self, exporter: str, endpoint: str) -> bool:
+        named = bool(endpoint or self.exporter_otlp_endpoint)
+        return named and exporter == "otlp" and self.exporter_otlp_protocol == "grpc" and not self.sdk_disabled
+
+
 class _DataDirSecrets(PydanticBaseSettingsSource):
     """Reads secrets that the environment did not give from <data_dir>/secrets/."""
 

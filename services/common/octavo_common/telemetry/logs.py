@@ -1,0 +1,87 @@
+"""Log lines: one JSON object a line on stderr, with the service, the trace and the job. Nothing ever goes to stdout."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Literal, TextIO
+
+import structlog
+from opentelemetry import trace
+
+EventDict = MutableMapping[str, Any]
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+# Libraries that say at info what is our business at debug.
+QUIET_LOGGERS = ("httpx", "uvicorn.access", "sqlalchemy.engine", "alembic.runtime.plugins")
+
+
+def configure(
+    *,
+    service: str,
+    instance: str,
+    level: str = "info",
+    log_format: Literal["json", "console"] = "json",
+    stream: TextIO | None = None,
+) -> None:
+    """Send structlog's events and those of the standard library to `stream` (default stderr). Once per process."""
+    target = stream or sys.stderr
+
+    def add_origin(_logger: object, _method: str, event: EventDict) -> EventDict:
+        event["service"], event["instance"] = service, instance
+        return event
+
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_origin,
+        add_trace,
+    ]
+    final: list[Any]
+    if log_format == "json":
+        # Locals may hold prompts: they stay out of tracebacks.
+        tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        final = [
+            structlog.processors.ExceptionRenderer(tracebacks),
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    else:
+        plain = structlog.dev.plain_traceback
+        final = [structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain)]
+    structlog.configure(
+        processors=[*shared, *final],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(file=target),
+        # Modules hold lazy loggers; a cached one would not see a later configure().
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(LEVELS[level])
+    for name in QUIET_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@contextmanager
+def about_job(job_id: str) -> Iterator[None]:
+    """Put the job's id on every line that is logged inside."""
+    with structlog.contextvars.bound_contextvars(job_id=job_id):
+        yield
+
+
+def add_trace(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Put the current span on a line."""
+    span_context = trace.get_current_span().get_span_context()
+    if span_context.is_valid:
+        event["trace_id"] = trace.format_trace_id(span_context.trace_id)
+        event["span_id"] = trace.format_span_id(span_context.span_id)
+    return event
