@@ -12,7 +12,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo_common.errors import FailedPrecondition
 
-
 MAX_HEADER_BYTES = 16 * 1024
 REQUEST_TIMEOUT_S = 10.0
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
