@@ -1,0 +1,52 @@
+"""What all stores share: one-statement calls, transactions, and the translation of foreign errors. Knows no tables."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from sqlalchemy import Executable, exc
+from sqlalchemy.engine import Row
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from octavo_common.errors import InvalidArgument, Unavailable
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise Unavailable when the database does not answer (in time), InvalidArgument for values that it cannot hold."""
+    try:
+        yield
+    except exc.DataError as error:
+        raise InvalidArgument(f"a value cannot be stored: {error.orig}") from error
+    except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:
+        raise Unavailable(
+            "the database does not answer", hint="`octavo doctor` looks at it", retry_after_s=1.0
+        ) from error
+    except exc.DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+        raise Unavailable("the connection to the database broke", retry_after_s=1.0) from error
+
+
+class Store:
+    """Base of the stores."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        # Same pool; a lone statement needs no BEGIN and COMMIT of its own.
+        self._auto = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def _run(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Sequence[Row[Any]]:
+        """Execute one statement as a transaction of its own and return its rows."""
+        with translated():
+            async with self._auto.connect() as connection:
+                result = await connection.execute(statement, values)
+                return result.all() if result.returns_rows else ()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+        with translated():
+            async with self._engine.begin() as connection:
+                yield connection

@@ -1,0 +1,213 @@
+"""Jobs as gateways and operators see them: accept, read, cancel, retry. Knows nothing of placement or streams."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from uuid import UUID
+
+from sqlalchemy import ARRAY, Float, Integer, Text, Uuid, bindparam, insert, select, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from octavo_common import ids
+from octavo_common.db.tables import job_events, jobs, tenants
+from octavo_common.errors import FailedPrecondition, IdempotencyConflict, JobNotFound, QuotaExceeded
+from octavo_common.jobs import transitions
+from octavo_common.jobs.model import Job, JobEvent, JobState, NewJob
+from octavo_common.store.base import Store
+from octavo_common.store.changes import change
+from octavo_common.store.rows import JOB_COLUMNS_OF_J, job_columns, light_job_columns, to_job
+
+MAX_LISTED = 1000
+# First half of the advisory lock's key: one lock per tenant, none of them shared with other uses of such locks.
+_TENANT_LOCK = 0x0C7A
+
+_LOCK_TENANT = text("select pg_advisory_xact_lock(:space, hashtext(:tenant))")
+_COUNT_QUEUED = text("select count(*) from jobs where tenant = :tenant and state = 'queued' and ended_at is null")
+
+_INSERT = text(
+    f"""
+    with j as (
+      insert into jobs (id, kind, tenant, fair_key, cache_salt, model, model_digest, priority, payload, prompt_ids,
+                        num_prompt_tokens, prefix_keys, stream_owner, deadline, traceparent, idempotency_key,
+                        request_digest)
+      values (:id, :kind, :tenant, :fair_key, :cache_salt, :model, :model_digest, :priority, :payload, :prompt_ids,
+              :num_prompt_tokens, :prefix_keys, :stream_owner, now() + make_interval(secs => :timeout_s),
+              :traceparent, :idempotency_key, :request_digest)
+      on conflict do nothing
+      returning *
+    ), history as (
+      insert into job_events (job_id, event, fence, process_id) select id, 'queued', fence, stream_owner from j
+    )
+    select {JOB_COLUMNS_OF_J}, pg_notify('{transitions.JOBS_CHANNEL}', '') from j
+    """
+).bindparams(
+    bindparam("id", type_=Uuid()),
+    bindparam("stream_owner", type_=Uuid()),
+    bindparam("payload", type_=JSONB()),
+    bindparam("prompt_ids", type_=ARRAY(Integer)),
+    bindparam("prefix_keys", type_=ARRAY(Text)),
+    bindparam("timeout_s", type_=Float()),
+)
+
+
+class JobStore(Store):
+    """For gateways and the command line."""
+
+    async def submit(self, job: NewJob, *, max_queued: int | None) -> tuple[Job, bool]:
+        """Accept a job: once this returns it is committed. The flag is False when its idempotency key named another.
+
+        Safe to repeat with the same id after a lost answer. Raises QuotaExceeded when the tenant has max_queued jobs
+        queued, IdempotencyConflict when the key was used with another request, Unavailable.
+        """
+        if max_queued is None and job.idempotency_key is None:
+            rows = await self._run(_INSERT, _insert_values(job))
+            if rows:
+                return to_job(rows[0]._mapping), True
+        async with self._transaction() as connection:
+            # The lock's statement is apart: the next one must see what earlier holders have committed.
+            await connection.execute(_LOCK_TENANT, {"space": _TENANT_LOCK, "tenant": job.tenant})
+            existing = await self._existing(connection, job)
+            if existing is not None:
+                return existing, existing.id == job.id
+            if max_queued is not None:
+                num_queued = (await connection.execute(_COUNT_QUEUED, {"tenant": job.tenant})).scalar_one()
+                if num_queued >= max_queued:
+                    raise quota_exceeded(job.tenant, num_queued=num_queued, max_queued=max_queued)
+            row = (await connection.execute(_INSERT, _insert_values(job))).mappings().first()
+            if row is None:  # the id belongs to another tenant's job: only a forged id can
+                raise IdempotencyConflict(job.idempotency_key or str(job.id))
+            return to_job(row), True
+
+    @staticmethod
+    async def _existing(connection: AsyncConnection, job: NewJob) -> Job | None:
+        """The job that this request has made before: by its idempotency key, or by its id when an answer was lost."""
+        same = jobs.c.id == job.id
+        if job.idempotency_key is not None:
+            same |= jobs.c.idempotency_key == job.idempotency_key
+        found = await connection.execute(select(*job_columns).where(jobs.c.tenant == job.tenant, same))
+        row = found.mappings().first()
+        if row is None:
+            return None
+        if row["request_digest"] != job.request_digest:
+            raise IdempotencyConflict(job.idempotency_key or str(job.id))
+        return to_job(row)
+
+    async def get(self, job_id: UUID, *, tenant: str | None) -> Job:
+        """Read a job; tenant None sees all. Raises JobNotFound."""
+        statement = select(*job_columns).where(jobs.c.id == job_id)
+        if tenant is not None:
+            statement = statement.where(jobs.c.tenant == tenant)
+        rows = await self._run(statement)
+        if not rows:
+            raise JobNotFound(str(job_id))
+        return to_job(rows[0]._mapping)
+
+    async def list(
+        self,
+        *,
+        tenant: str | None,
+        states: Collection[JobState] = (),
+        model: str = "",
+        limit: int = 50,
+        before: UUID | None = None,
+    ) -> list[Job]:
+        """Read jobs, newest first, without their large columns; `before` is the last id of the page before."""
+        statement = select(*light_job_columns()).order_by(jobs.c.id.desc()).limit(min(limit, MAX_LISTED))
+        if tenant is not None:
+            statement = statement.where(jobs.c.tenant == tenant)
+        if states:
+            statement = statement.where(jobs.c.state.in_([state.value for state in states]))
+        if model:
+            statement = statement.where(jobs.c.model == model)
+        if before is not None:
+            statement = statement.where(jobs.c.id < before)
+        return [to_job(row._mapping) for row in await self._run(statement)]
+
+    async def cancel(self, job_id: UUID, *, tenant: str | None) -> Job:
+        """End a job that waits, ask the worker of one that runs, leave an ended one. Raises JobNotFound."""
+        async with self._transaction() as connection:
+            before, _ = await change(connection, job_id, lambda core, _: transitions.cancel(core), tenant=tenant)
+            if before is None:
+                raise JobNotFound(str(job_id))
+            row = (await connection.execute(select(*job_columns).where(jobs.c.id == job_id))).mappings().one()
+            return to_job(row)
+
+    async def retry(self, job_id: UUID, *, tenant: str | None) -> Job:
+        """Queue a copy of an ended job under a new id, with as much time as the first had.
+
+        Raises JobNotFound, FailedPrecondition while it has not ended or once its content has expired, QuotaExceeded.
+        """
+        old = await self.get(job_id, tenant=tenant)
+        if not old.state.ended:
+            raise FailedPrecondition(f"job {job_id} has not ended", hint="cancel it first, or wait for its end")
+        if not old.content_kept:
+            raise FailedPrecondition(f"the prompt of job {job_id} is not kept any more", hint="submit it again")
+        limits = await self._run(select(tenants.c.max_queued).where(tenants.c.name == old.tenant))
+        copy = NewJob(
+            id=ids.new_job_id(),
+            tenant=old.tenant,
+            model=old.model,
+            model_digest=old.model_digest,
+            payload=old.payload,
+            prompt_ids=old.prompt_ids,
+            prefix_keys=old.prefix_keys,
+            kind=old.kind,
+            fair_key=old.fair_key,
+            cache_salt=old.cache_salt,
+            priority=old.priority,
+            timeout_s=None if old.deadline is None else (old.deadline - old.created_at).total_seconds(),
+            traceparent=old.traceparent,
+            request_digest=old.request_digest,
+        )
+        job, _ = await self.submit(copy, max_queued=limits[0].max_queued if limits else None)
+        told = {"job_id": job_id, "event": "retried", "fence": old.fence, "details": {"job": str(job.id)}}
+        await self._run(insert(job_events).values(told))
+        return job
+
+    async def events(self, job_id: UUID, *, tenant: str | None) -> list[JobEvent]:
+        """Read what happened to a job, oldest first. Raises JobNotFound."""
+        statement = (
+            select(job_events.c.time, job_events.c.event, job_events.c.fence, job_events.c.process_id,
+                   job_events.c.details)
+            .join(jobs, jobs.c.id == job_events.c.job_id)
+            .where(job_events.c.job_id == job_id)
+            .order_by(job_events.c.id)
+        )  # fmt: skip
+        if tenant is not None:
+            statement = statement.where(jobs.c.tenant == tenant)
+        rows = await self._run(statement)
+        if not rows:  # every job has at least its first event
+            raise JobNotFound(str(job_id))
+        return [JobEvent(**row._mapping) for row in rows]
+
+
+def quota_exceeded(tenant: str, *, num_queued: int, max_queued: int) -> QuotaExceeded:
+    """The refusal that a tenant with a full queue gets."""
+    return QuotaExceeded(
+        f"tenant {tenant!r} has {num_queued} queued jobs, and {max_queued} is its limit",
+        hint="try again when some of them have run",
+        retry_after_s=1.0,
+    )
+
+
+def _insert_values(job: NewJob) -> dict[str, object]:
+    return {
+        "id": job.id,
+        "kind": job.kind,
+        "tenant": job.tenant,
+        "fair_key": job.fair_key or job.tenant,
+        "cache_salt": job.cache_salt,
+        "model": job.model,
+        "model_digest": job.model_digest,
+        "priority": job.priority,
+        "payload": dict(job.payload),
+        "prompt_ids": list(job.prompt_ids),
+        "num_prompt_tokens": len(job.prompt_ids),
+        "prefix_keys": list(job.prefix_keys),
+        "stream_owner": job.stream_owner,
+        "timeout_s": job.timeout_s,
+        "traceparent": job.traceparent,
+        "idempotency_key": job.idempotency_key,
+        "request_digest": job.request_digest,
+    }

@@ -1,0 +1,132 @@
+"""The job table as a worker sees it: take what was assigned, end it under its fence, or give it back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from uuid import UUID
+
+from sqlalchemy import ARRAY, Text, Uuid, bindparam, text
+from sqlalchemy.dialects.postgresql import JSONB
+
+from octavo_common.jobs import transitions
+from octavo_common.jobs.model import Claimed, JobState
+from octavo_common.jobs.spec import GenerationResult, JobFailure
+from octavo_common.jobs.transitions import CANCELLED, JOBS_CHANNEL, Change, Core, Facts
+from octavo_common.store.base import Store
+from octavo_common.store.changes import change
+from octavo_common.store.rows import JOB_COLUMNS_OF_J, to_job
+
+_CLAIM = text(
+    f"""
+    with mine as (
+      select id from jobs where worker_id = :worker_id and state = 'assigned'
+      order by priority desc, assigned_at, id limit :limit for update skip locked
+    ), taken as (
+      update jobs j set state = 'running', started_at = coalesce(j.started_at, now()),
+        numerics_id = coalesce(w.numerics_id, j.numerics_id),
+        numerics_changed = j.numerics_changed or (cardinality(j.emitted_ids) > 0 and j.numerics_id <> ''
+                                                  and j.numerics_id <> coalesce(w.numerics_id, j.numerics_id))
+      from mine left join (select card->>'numerics_id' as numerics_id from processes where id = :worker_id) w on true
+      where j.id = mine.id
+      returning j.*
+    ), history as (
+      insert into job_events (job_id, event, fence, process_id) select id, 'running', fence, worker_id from taken
+    ), forgotten as (
+      select * from jobs where worker_id = :worker_id and state = 'running' and not (id = any(:held))
+    )
+    select {JOB_COLUMNS_OF_J},
+      extract(epoch from j.deadline - now())::float8 as deadline_in_s,
+      extract(epoch from now() - j.created_at)::float8 as age_s
+    from (select * from taken union all select * from forgotten) j
+    order by j.priority desc, j.assigned_at, j.id
+    """
+).bindparams(bindparam("worker_id", type_=Uuid()), bindparam("held", type_=ARRAY(Uuid())))
+
+_FINISH = text(
+    f"""
+    with j as (
+      update jobs set state = :state, result = :result, error = :error, ended_at = now(), lease_until = null,
+        num_tokens = greatest(num_tokens, :num_tokens)
+      where id = :id and fence = :fence and state = 'running'
+      returning id, fence, worker_id, stream_owner
+    ), history as (
+      insert into job_events (job_id, event, fence, process_id, details)
+      select id, :state, fence, worker_id, :details from j
+    )
+    select pg_notify('{JOBS_CHANNEL}', ''),
+      case when stream_owner is not null
+           then pg_notify('octavo_gateway_' || replace(stream_owner::text, '-', ''), '') end
+    from j
+    """
+).bindparams(
+    bindparam("id", type_=Uuid()),
+    bindparam("state", type_=Text()),
+    bindparam("result", type_=JSONB(none_as_null=True)),
+    bindparam("error", type_=JSONB(none_as_null=True)),
+    bindparam("details", type_=JSONB()),
+)
+
+_LOOK = text("select state, fence, worker_id from jobs where id = :id").bindparams(bindparam("id", type_=Uuid()))
+
+
+class WorkStore(Store):
+    """For workers."""
+
+    async def claim(self, worker_id: UUID, limit: int, *, held: Collection[UUID] | None = None) -> list[Claimed]:
+        """Take up to `limit` jobs that were assigned to this worker.
+
+        With `held` (all jobs that the worker knows it has), running rows of its own that are not among them come too:
+        an earlier claim was committed and its answer lost.
+        """
+        if limit <= 0:
+            return []
+        # Without `held` nothing counts as forgotten: the row's own id is not in an unknown (null) set.
+        values = {"worker_id": worker_id, "limit": limit, "held": None if held is None else list(held)}
+        return [
+            Claimed(job=to_job(row._mapping), deadline_in_s=row.deadline_in_s, age_s=row.age_s)
+            for row in await self._run(_CLAIM, values)
+        ]
+
+    async def finish(
+        self,
+        job_id: UUID,
+        fence: int,
+        *,
+        result: GenerationResult | None = None,
+        failure: JobFailure | None = None,
+        cancelled: bool = False,
+    ) -> bool:
+        """End a job under its fence with exactly one of the three. False: the lease was lost, drop everything.
+
+        Safe to repeat after a lost answer: an end that this call has committed before is True again.
+        """
+        assert (result is not None) + (failure is not None) + cancelled == 1
+        state = JobState.SUCCEEDED if result else JobState.FAILED if failure else JobState.CANCELLED
+        error = CANCELLED if cancelled else failure
+        values = {
+            "id": job_id,
+            "fence": fence,
+            "state": state.value,
+            "result": None if result is None else result.to_json(),
+            "error": None if error is None else error.to_json(),
+            "num_tokens": 0 if result is None else len(result.token_ids),
+            "details": {} if error is None else {"code": error.code},
+        }
+        if await self._run(_FINISH, values):
+            return True
+        rows = await self._run(_LOOK, {"id": job_id})
+        if not rows:
+            return False
+        core = Core(state=JobState(rows[0].state), fence=rows[0].fence, worker_id=rows[0].worker_id)
+        return transitions.finished_before(core, fence=fence, state=state)
+
+    async def release(self, job_id: UUID, fence: int, emitted_ids: Sequence[int] | None) -> bool:
+        """Give a job back with the tokens released so far (None: it has not begun). False: the lease was lost."""
+        released = None if emitted_ids is None else tuple(emitted_ids)
+
+        def rule(core: Core, facts: Facts) -> Change | None:
+            return transitions.release(core, fence=fence, emitted_ids=released, facts=facts)
+
+        async with self._transaction() as connection:
+            _, decision = await change(connection, job_id, rule)
+            return decision is not None
