@@ -1,0 +1,1 @@
+"""Prompts into token ids and token ids into text: bundle, template, tokenizer, detokenizer, stop strings."""
