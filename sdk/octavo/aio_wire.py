@@ -123,6 +123,8 @@ class AsyncTokenStream(StreamView):
         self._call: Any = None
         self._chunks = self._pump()
         self._ahead: list[Chunk] = []
+        self._closing = asyncio.Lock()
+        self._is_left = False
 
     async def _pump(self) -> AsyncGenerator[Chunk | None, None]:
         """Yield None when the job is accepted, then its chunks."""
@@ -198,13 +200,18 @@ class AsyncTokenStream(StreamView):
 
     async def close(self) -> None:
         """End the stream; cancels the job if it has not ended. Never raises for a platform that is out of reach."""
-        was_closed, self._closed = self._closed, True
-        if was_closed or self._call is None:
-            return
-        self._call.cancel()
-        if self._machine.ended:
-            return
-        self._cancelled = True
+        self._closed = True
+        # Held to the end: when one close returns, the cancellation of another has been sent, too.
+        async with self._closing:
+            if self._call is None or self._is_left:
+                return
+            self._is_left = True
+            self._call.cancel()
+            if not self._machine.ended:
+                self._cancelled = True
+                await self._cancel_job()
+
+    async def _cancel_job(self) -> None:
         with contextlib.suppress(OctavoError):
             find = self._machine.find_job()
             job_id = self.job_id if find is None else (await self._wire.unary(find, CANCEL_TIMEOUT_S)).id

@@ -113,7 +113,8 @@ class TokenStream(StreamView):
         self._call: Any = None
         self._chunks = self._pump()
         self._ahead: list[Chunk] = []
-        self._lock = threading.Lock()
+        self._closing = threading.Lock()
+        self._is_left = False
 
     def _pump(self) -> Generator[Chunk | None, None, None]:
         """Yield None when the job is accepted, then its chunks."""
@@ -184,14 +185,18 @@ class TokenStream(StreamView):
 
     def close(self) -> None:
         """End the stream; cancels the job if it has not ended. Never raises for a platform that is out of reach."""
-        with self._lock:
-            was_closed, self._closed = self._closed, True
-        if was_closed or self._call is None:
-            return
-        self._call.cancel()
-        if self._machine.ended:
-            return
-        self._cancelled = True
+        self._closed = True
+        # Held to the end: when one close returns, the cancellation of another has been sent, too.
+        with self._closing:
+            if self._call is None or self._is_left:
+                return
+            self._is_left = True
+            self._call.cancel()
+            if not self._machine.ended:
+                self._cancelled = True
+                self._cancel_job()
+
+    def _cancel_job(self) -> None:
         with contextlib.suppress(OctavoError):
             find = self._machine.find_job()
             job_id = self.job_id if find is None else self._wire.unary(find, CANCEL_TIMEOUT_S).id
