@@ -1,0 +1,78 @@
+"""Fixtures that all tests may use: a real Postgres for the session, a fresh migrated database for each test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import make_url
+
+from octavo_common.db.embedded import EmbeddedPostgres
+from octavo_common.db.migrate import upgrade
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def pg_admin_dsn() -> Iterator[str]:
+    """A server for the session: the embedded one, or the one that OCTAVO_TEST_DATABASE_URL names."""
+    given = os.environ.get("OCTAVO_TEST_DATABASE_URL")
+    if given:
+        yield given
+        return
+    # Not under pytest's own folder: only root may enter that, and the server is not root.
+    folder = Path(tempfile.mkdtemp(prefix="octavo-test-pg-"))
+    folder.chmod(0o755)
+    server = EmbeddedPostgres(folder)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def pg_template(pg_admin_dsn: str) -> Iterator[str]:
+    """Name of a migrated database that others are cloned from."""
+    name = f"template_{os.getpid()}"
+    with _created(pg_admin_dsn, name, None) as dsn:
+        upgrade(dsn)
+        yield name
+
+
+@pytest.fixture
+def pg_dsn(pg_admin_dsn: str, pg_template: str) -> Iterator[str]:
+    """A database of the test's own, migrated and empty."""
+    with _created(pg_admin_dsn, f"test_{os.getpid()}_{next(_numbers)}", pg_template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def pg_empty_dsn(pg_admin_dsn: str) -> Iterator[str]:
+    """A database of the test's own without any table."""
+    with _created(pg_admin_dsn, f"test_{os.getpid()}_{next(_numbers)}", None) as dsn:
+        yield dsn
+
+
+@contextmanager
+def _created(admin_dsn: str, name: str, template: str | None) -> Iterator[str]:
+    """Create a database, and drop it at the end, whoever is still connected."""
+    clause = sql.SQL("template {}").format(sql.Identifier(template or "template0"))
+    _execute(admin_dsn, sql.SQL("create database {} {}").format(sql.Identifier(name), clause))
+    try:
+        yield make_url(admin_dsn).set(database=name).render_as_string(hide_password=False)
+    finally:
+        _execute(admin_dsn, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+def _execute(admin_dsn: str, statement: sql.Composed) -> None:
+    with psycopg.connect(admin_dsn, autocommit=True) as connection:
+        connection.execute(statement)
