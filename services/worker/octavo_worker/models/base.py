@@ -37,11 +37,13 @@ class RopeConfig:
 
     theta: float = 10_000.0
     kind: str = "default"
-    """One of ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3``."""
+    """One of ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3``, ``divisors``."""
     dim: int
     """Number of dims of a head that rotate."""
     scaling: Mapping[str, float | bool | None] = field(default_factory=dict)
     """The numbers of the scaling, under Hugging Face's names (``factor``, ``low_freq_factor``, ...)."""
+    divisors: tuple[float, ...] = ()
+    """For ``divisors`` (GGUF files that carry their scaling as a tensor): what each pair's frequency is divided by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

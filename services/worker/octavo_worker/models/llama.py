@@ -1,0 +1,142 @@
+"""The Llama family: pre-norm decoder with grouped attention and a gated feed-forward, in float32.
+
+Legend: T tokens, S sampled rows, D hidden, N query heads, G key-value heads, H head dim, V vocabulary.
+q, k and v are one matrix, gate and up another: one product each instead of five.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo_worker.models.base import Attend, ModelConfig
+from octavo_worker.models.checkpoint import Checkpoint, Shape, read_rows, require
+from octavo_worker.models.layers import Linear, RmsNorm, Rope, interleave, silu_gate
+
+# Buffers that old checkpoints carry, and the head that a tied checkpoint may store twice.
+_IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    attention_norm: RmsNorm
+    qkv: Linear
+    out: Linear
+    mlp_norm: RmsNorm
+    gate_up: Linear
+    down: Linear
+
+
+class Llama:
+    """A Llama model whose weights are in memory."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
+        """Read all weights; raises InvalidModel when they do not fit the configuration."""
+        ignored = (*_IGNORED, "lm_head.weight") if config.tie_embeddings else _IGNORED
+        require(checkpoint, tensors(config), ignored=ignored)
+        self._config = config
+        self._rope = Rope(config.rope, context_length=config.context_length)
+        self._embedding_VD = read_rows(checkpoint, ["model.embed_tokens.weight"], (config.vocab_size, config.hidden))
+        self._layers = [_read_layer(config, checkpoint, index) for index in range(config.num_layers)]
+        self._norm = RmsNorm(read_rows(checkpoint, ["model.norm.weight"], (config.hidden,)), config.rms_eps)
+        if config.tie_embeddings:
+            self._head = Linear(self._embedding_VD)
+        else:
+            self._head = Linear(read_rows(checkpoint, ["lm_head.weight"], (config.vocab_size, config.hidden)))
+
+    @property
+    def config(self) -> ModelConfig:
+        """The numbers that shape it."""
+        return self._config
+
+    def forward(
+        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, *, prompt_lengths_T: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states ``[T, D]`` after the final norm."""
+        config = self._config
+        num_tokens, head_dim = tokens_T.shape[0], config.head_dim
+        num_q, num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
+        table = self._rope.table(positions_T, prompt_lengths_T)
+        x_TD = F.embedding(tokens_T, self._embedding_VD)
+        for index, layer in enumerate(self._layers):
+            heads_TXH = layer.qkv(layer.attention_norm(x_TD)).view(num_tokens, -1, head_dim)
+            self._rope.rotate_(heads_TXH[:, :num_rotated], table)
+            out_TNH = attend(index, heads_TXH[:, :num_q], heads_TXH[:, num_q:num_rotated], heads_TXH[:, num_rotated:])
+            x_TD.add_(layer.out(out_TNH.reshape(num_tokens, num_q * head_dim)))
+            x_TD.add_(layer.down(silu_gate(layer.gate_up(layer.mlp_norm(x_TD)))))
+        return self._norm(x_TD)
+
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        """Float32 logits ``[S, V]``."""
+        return self._head(hidden_SD)
+
+
+def tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Names (Hugging Face's) and shapes of all parameters."""
+    hidden, wide = config.hidden, config.intermediate
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    matrices = {
+        "self_attn.q_proj": (q, hidden, config.attention_bias),
+        "self_attn.k_proj": (kv, hidden, config.attention_bias),
+        "self_attn.v_proj": (kv, hidden, config.attention_bias),
+        "self_attn.o_proj": (hidden, q, config.attention_bias),
+        "mlp.gate_proj": (wide, hidden, config.mlp_bias),
+        "mlp.up_proj": (wide, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, wide, config.mlp_bias),
+    }
+    wanted: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}."
+        wanted[f"{prefix}input_layernorm.weight"] = (hidden,)
+        wanted[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+        for name, (rows, columns, bias) in matrices.items():
+            wanted[f"{prefix}{name}.weight"] = (rows, columns)
+            if bias:
+                wanted[f"{prefix}{name}.bias"] = (rows,)
+    wanted["model.norm.weight"] = (hidden,)
+    if not config.tie_embeddings:
+        wanted["lm_head.weight"] = (config.vocab_size, hidden)
+    return wanted
+
+
+def _read_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> _Layer:
+    prefix = f"model.layers.{index}."
+    hidden, wide = config.hidden, config.intermediate
+
+    def norm(name: str) -> RmsNorm:
+        return RmsNorm(read_rows(checkpoint, [f"{prefix}{name}.weight"], (hidden,)), config.rms_eps)
+
+    def linear(names: list[str], rows: int, columns: int, bias: bool) -> Linear:
+        weight = read_rows(checkpoint, [f"{prefix}{name}.weight" for name in names], (rows, columns))
+        if not bias:
+            return Linear(weight)
+        return Linear(weight, read_rows(checkpoint, [f"{prefix}{name}.bias" for name in names], (rows,)))
+
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv = linear([f"self_attn.{n}_proj" for n in "qkv"], q + 2 * kv, hidden, config.attention_bias)
+    _interleave_(config, qkv)
+    return _Layer(
+        attention_norm=norm("input_layernorm"),
+        qkv=qkv,
+        out=linear(["self_attn.o_proj"], hidden, q, config.attention_bias),
+        mlp_norm=norm("post_attention_layernorm"),
+        gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], 2 * wide, hidden, config.mlp_bias),
+        down=linear(["mlp.down_proj"], hidden, wide, config.mlp_bias),
+    )
+
+
+def _interleave_(config: ModelConfig, qkv: Linear) -> None:
+    """Put the two dims of each rotated pair of q and k side by side."""
+    num_heads = config.num_heads + config.num_kv_heads
+    for part in (qkv.weight, qkv.bias):
+        if part is not None:
+            rows = part[: num_heads * config.head_dim]
+            rows.copy_(interleave(rows, num_heads, config.head_dim, config.rope.dim))
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Number of weights."""
+    return sum(int(torch.Size(shape).numel()) for shape in tensors(config).values())

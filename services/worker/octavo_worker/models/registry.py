@@ -1,0 +1,106 @@
+"""Loads a model from a path: which reader, which family, which tokenizer. The only module that knows them all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from octavo_common.errors import InvalidArgument
+from octavo_common.text.bundle import TokenizerBundle
+from octavo_worker.models.base import InvalidModel, LoadedModel, Model, ModelConfig
+from octavo_worker.models.checkpoint import Checkpoint
+from octavo_worker.models.config import read_config
+from octavo_worker.models.digest import files_digest
+from octavo_worker.models.gguf import read_gguf
+from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, gguf_config, quantization
+from octavo_worker.models.gguf_tokenizer import gguf_bundle
+from octavo_worker.models.llama import Llama, num_parameters
+from octavo_worker.models.weights import SafetensorsCheckpoint, weight_files
+
+_FAMILIES: dict[str, Callable[[ModelConfig, Checkpoint], Model]] = {"llama": Llama}
+_PRECISIONS = ("float32",)
+
+
+def load_model(path: str | Path, *, precision: str = "float32", name: str = "") -> LoadedModel:
+    """Load a GGUF file, or a directory with config.json and safetensors, or with one GGUF file.
+
+    Raises InvalidModel or UnsupportedTokenizer (errors that name the file and the tensor) when the files are not sound,
+    InvalidArgument for a precision that we do not compute in.
+    """
+    if precision not in _PRECISIONS:
+        raise InvalidArgument(
+            f"the precision {precision!r} is not supported", hint=f"supported: {', '.join(_PRECISIONS)}"
+        )
+    source = find_model(Path(path))
+    return _load_gguf(source, name) if source.is_file() else _load_directory(source, name)
+
+
+def find_model(path: Path) -> Path:
+    """The GGUF file or the Hugging Face directory that a path stands for; raises InvalidModel."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise InvalidModel(f"there is no model at {path}", hint="give a GGUF file or a model's directory")
+    if (path / "config.json").is_file():
+        return path
+    found = sorted(path.glob("*.gguf"))
+    if len(found) == 1:
+        return found[0]
+    what = "several GGUF files" if found else "neither config.json nor a GGUF file"
+    raise InvalidModel(f"{path} has {what}", hint="give a GGUF file, or a directory with config.json and safetensors")
+
+
+def _load_gguf(path: Path, name: str) -> LoadedModel:
+    file = read_gguf(path)
+    config = gguf_config(file)
+    bundle = gguf_bundle(file)
+    _check_vocabulary(bundle, config, str(path))
+    with GgufCheckpoint(file, config) as checkpoint:
+        model = _FAMILIES[config.family](config, checkpoint)
+    return LoadedModel(
+        model=model,
+        config=config,
+        bundle=bundle,
+        digest=files_digest([path]),
+        name=name or str(file.metadata.get("general.name") or path.stem),
+        num_parameters=num_parameters(config),
+        weight_bytes=4 * num_parameters(config),
+        source="gguf",
+        quantization=quantization(file),
+    )
+
+
+def _load_directory(directory: Path, name: str) -> LoadedModel:
+    config = read_config(directory)
+    bundle = TokenizerBundle.from_directory(directory)
+    _check_vocabulary(bundle, config, str(directory))
+    with SafetensorsCheckpoint(directory) as checkpoint:
+        model = _FAMILIES[config.family](config, checkpoint)
+    return LoadedModel(
+        model=model,
+        config=config,
+        bundle=bundle,
+        # The configuration too: the same weights with another base of their angles are another model.
+        digest=files_digest([directory / "config.json", *weight_files(directory)]),
+        name=name or directory.resolve().name,
+        num_parameters=num_parameters(config),
+        weight_bytes=4 * num_parameters(config),
+        source="safetensors",
+    )
+
+
+def _check_vocabulary(bundle: TokenizerBundle, config: ModelConfig, where: str) -> None:
+    """A token without a row in the embedding would take the engine down with the first prompt that has it."""
+    try:
+        value: Any = json.loads(bundle.tokenizer_json)
+        vocab = value["model"]["vocab"]
+        ids = list(vocab.values()) if isinstance(vocab, dict) else range(len(vocab))
+        highest = max([*ids, *(token["id"] for token in value.get("added_tokens") or ())], default=-1)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidModel(f"{where}: the tokenizer cannot be read: {error!r}") from error
+    if highest >= config.vocab_size:
+        raise InvalidModel(
+            f"{where}: the tokenizer has ids up to {highest}, and the embedding {config.vocab_size} rows"
+        )
