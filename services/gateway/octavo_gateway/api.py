@@ -5,15 +5,14 @@ Knows neither protobuf nor HTTP. All errors are OctavoErrors.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_gateway.validation import OnDisconnect, ValidRequest
 from octavo_gateway.values import AcceptedJob, Finish, ModelInfo, TokenPiece
 
 if TYPE_CHECKING:
-    from octavo_common.jobs.model import Job
-    from octavo_common.store.keys import Principal
+    from octavo_common.jobs.model import Job, Principal
 
 
 class GenerationApi(Protocol):
@@ -40,12 +39,20 @@ class GenerationApi(Protocol):
         """
         ...
 
-    def stream(self, accepted: AcceptedJob) -> AsyncIterator[TokenPiece | Finish]:
+    def stream(self, accepted: AcceptedJob) -> AsyncGenerator[TokenPiece | Finish, None]:
         """Yield the job's tokens after those that the caller has, then one Finish.
 
         An async generator: closing it (or cancelling its reader) before the end is a disconnect and does what
         ``accepted.on_disconnect`` says. Raises the job's error (Cancelled, DeadlineExceeded, ...), StreamDiverged, or
         Unavailable when this gateway drains: the job goes on then, and `resume` at another gateway reads the rest.
+        """
+        ...
+
+    def leave(self, accepted: AcceptedJob) -> None:
+        """Say that the stream will not be read (any more): call it in the `finally` of whoever got an AcceptedJob.
+
+        Closing a generator that was never begun runs nothing of it, so closing `stream` alone would leave its job to a
+        timer of some seconds. After the stream's end nothing happens.
         """
         ...
 

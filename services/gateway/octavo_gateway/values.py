@@ -1,12 +1,13 @@
-"""Values that both rims of the gateway speak: an accepted job, the pieces of its stream, a model. Pure."""
+"""Values that both rims of the gateway speak: an accepted job, the pieces of its stream, a model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from octavo_common.jobs.spec import FinishReason, UsageRecord
+from octavo_common.jobs.spec import FinishReason, JobFailure, UsageRecord
+from octavo_gateway.observe import Observation
 from octavo_gateway.validation import OnDisconnect, Operation
 
 
@@ -25,8 +26,10 @@ class AcceptedJob:
     operation: Operation = "text_completion"
     # Tokens that the caller has already: its stream begins after them.
     num_received: int = 0
-    # Names this reader to the stream hub.
+    # Names this reader to the stream hub; 0 for a job that is not streamed.
     reader: int = 0
+    # The request's span and times.
+    observation: Observation = field(default_factory=Observation, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,21 @@ class Finish:
 
     finish_reason: FinishReason
     usage: UsageRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a job ended without a result: with a failure, or cancelled (None)."""
+
+    failure: JobFailure | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMessage:
+    """One message of a worker's stream. The last one, and only it, has an end."""
+
+    piece: TokenPiece
+    end: Finish | Ended | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

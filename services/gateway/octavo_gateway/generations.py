@@ -1,0 +1,172 @@
+"""Implements GenerationApi: puts acceptance, streams, jobs and models together for both rims."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from octavo_common.errors import FailedPrecondition, OctavoError, Unavailable
+from octavo_common.jobs.model import Job, Principal
+from octavo_common.jobs.spec import GenerationSpec
+from octavo_common.store import StreamStore
+from octavo_gateway.admission import Admission
+from octavo_gateway.auth import KeyRing
+from octavo_gateway.jobs import Jobs, parse_job_id, visible_tenant
+from octavo_gateway.models import Catalogue
+from octavo_gateway.observe import DISCONNECTED, Observation, Observer, RequestObservation
+from octavo_gateway.streams import StreamHub
+from octavo_gateway.validation import OnDisconnect, ValidRequest, check_token_ids
+from octavo_gateway.values import AcceptedJob, Finish, ModelInfo, TokenPiece
+
+
+class Generations:
+    """See GenerationApi."""
+
+    def __init__(
+        self,
+        *,
+        keys: KeyRing,
+        admission: Admission,
+        hub: StreamHub,
+        streams: StreamStore,
+        jobs: Jobs,
+        catalogue: Catalogue,
+        observer: Observer,
+    ) -> None:
+        self._keys = keys
+        self._admission = admission
+        self._hub = hub
+        self._streams = streams
+        self._jobs = jobs
+        self._catalogue = catalogue
+        self._observer = observer
+
+    async def authenticate(self, key: str | None) -> Principal:
+        """Find who a key belongs to. Raises Unauthenticated."""
+        return await self._keys.authenticate(key)
+
+    async def accept(
+        self,
+        principal: Principal,
+        request: ValidRequest,
+        *,
+        traceparent: str | None = None,
+        deadline_s: float | None = None,
+        streaming: bool = True,
+    ) -> AcceptedJob:
+        """Commit a request as a job. See GenerationApi."""
+        seen = self._observer.begin(request.operation, request.model, traceparent=traceparent, streaming=streaming)
+        try:
+            return await self._accept(principal, request, seen, deadline_s if streaming else None, streaming)
+        except OctavoError as error:
+            seen.refused(error.code)
+            raise
+        except BaseException:
+            seen.failed(DISCONNECTED)
+            raise
+
+    async def _accept(
+        self,
+        principal: Principal,
+        request: ValidRequest,
+        seen: RequestObservation,
+        deadline_s: float | None,
+        streaming: bool,
+    ) -> AcceptedJob:
+        if self._hub.draining:
+            raise Unavailable("this gateway is about to end", code="DRAINING", hint="try again", retry_after_s=0.1)
+        cancels = streaming and request.on_disconnect is OnDisconnect.CANCEL
+
+        def orphaned(job: Job) -> None:
+            if cancels:
+                self._hub.abandon(job.id, job.tenant)
+
+        with seen.sending() as sent:
+            job, created = await self._admission.accept(
+                principal,
+                request,
+                owner=self._hub.owner if streaming else None,
+                deadline_s=deadline_s,
+                traceparent=sent,
+                on_orphan=orphaned,
+            )
+        seen.accepted(job, created=created)
+        if not streaming:
+            seen.committed()
+            return _accepted(job, created, request.on_disconnect, (), 0, seen)
+        if job.stream_owner != self._hub.owner and not job.state.ended:
+            job = await self._streams.adopt(job.id, owner=self._hub.owner, tenant=job.tenant, emitted_ids=())
+        timeout_s = request.timeout_s if request.timeout_s is not None else deadline_s
+        try:
+            reader = self._hub.open(job, (), request.on_disconnect, timeout_s=timeout_s if created else None)
+        except Unavailable:
+            orphaned(job)
+            raise
+        return _accepted(job, created, request.on_disconnect, (), reader, seen)
+
+    async def stream(self, accepted: AcceptedJob) -> AsyncGenerator[TokenPiece | Finish, None]:
+        """Yield the job's tokens after those that the caller has, then one Finish. See GenerationApi."""
+        seen = accepted.observation
+        try:
+            async with aclosing(self._hub.read(accepted.reader)) as events:
+                async for event in events:
+                    if isinstance(event, Finish):
+                        seen.finished(event.finish_reason, event.usage)
+                    elif event.token_ids:
+                        seen.first_token()
+                    yield event
+        except OctavoError as error:
+            seen.failed(error.code)
+            raise
+        finally:
+            seen.failed(DISCONNECTED)
+
+    def leave(self, accepted: AcceptedJob) -> None:
+        """The caller reads no more of the stream, or will never begin. After the stream's end nothing happens."""
+        self._hub.leave(accepted.reader)
+        accepted.observation.failed(DISCONNECTED)
+
+    async def resume(
+        self, principal: Principal, job_id: str, token_ids: Sequence[int], on_disconnect: OnDisconnect
+    ) -> AcceptedJob:
+        """Take a job's stream over for a caller that has these tokens. See GenerationApi."""
+        ids = check_token_ids(token_ids, "token_ids")
+        if self._hub.draining:
+            raise Unavailable("this gateway is about to end", code="DRAINING", hint="try again", retry_after_s=0.1)
+        job = await self._streams.adopt(
+            parse_job_id(job_id), owner=self._hub.owner, tenant=visible_tenant(principal), emitted_ids=ids
+        )
+        if job.kind != "generation":
+            raise FailedPrecondition(f"job {job_id} is no generation", hint="read it with GetJob")
+        reader = self._hub.open(job, ids, on_disconnect)
+        return _accepted(job, False, on_disconnect, ids, reader, Observation())
+
+    async def job(self, principal: Principal, job_id: str) -> Job:
+        """One job. Raises JobNotFound."""
+        return await self._jobs.get(principal, job_id)
+
+    async def cancel(self, principal: Principal, job_id: str) -> Job:
+        """Ask a job to end. Raises JobNotFound."""
+        return await self._jobs.cancel(principal, job_id)
+
+    async def models(self) -> list[ModelInfo]:
+        """Models that live workers serve, and those that did a short time ago."""
+        return await self._catalogue.list()
+
+
+def _accepted(
+    job: Job, created: bool, on_disconnect: OnDisconnect, ids: Sequence[int], reader: int, seen: Observation
+) -> AcceptedJob:
+    operation = GenerationSpec.from_json(dict(job.payload)).operation
+    return AcceptedJob(
+        job_id=job.id,
+        created=created,
+        model=job.model,
+        num_prompt_tokens=job.num_prompt_tokens,
+        create_time=job.created_at,
+        on_disconnect=on_disconnect,
+        operation="chat" if operation == "chat" else "text_completion",
+        num_received=len(ids),
+        reader=reader,
+        observation=seen,
+    )

@@ -1,0 +1,308 @@
+"""Follows one job's output from worker to worker until the job ends.
+
+A relay attaches to the job's worker, logs what comes, and when the worker is lost resumes the job with what it has: the
+readers of its log see a pause, never an error or a repeated token. Knows no clients; it reads ahead of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+from uuid import UUID
+
+import structlog
+
+from octavo_common.clock import Clock
+from octavo_common.errors import Cancelled, FailedPrecondition, Internal, OctavoError, Status, StreamDiverged
+from octavo_common.jobs.model import HELD, Job, JobState, OwnedJob
+from octavo_common.jobs.spec import GenerationResult, JobFailure
+from octavo_common.rpc import deadline
+from octavo_gateway.convert import failure_error
+from octavo_gateway.values import Ended, Finish, TokenPiece
+from octavo_gateway.workers import JobElsewhere, PrefixDiffers, StreamBroken, WorkerPool, WorkerStream
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+# Pauses between tries at a worker that still accepts connections; after them the job is resumed.
+RETRY_PAUSES_S = (0.0, 0.05, 0.2)
+# The last message follows the commit within milliseconds; an ended row without it for so long means a lost worker.
+LAST_MESSAGE_S = 2.0
+DATABASE_PAUSE_S = 0.5
+# Further resumptions would only make two streams of one job fight each other.
+MAX_OTHER_PREFIX = 2
+
+
+class Rows(Protocol):
+    """The part of StreamStore that a relay needs."""
+
+    async def rows(self, job_ids: Sequence[UUID]) -> list[OwnedJob]:
+        """Rows of these jobs, ended ones too."""
+        ...
+
+    async def resume(self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int]) -> Job | None:
+        """Queue a job again with the tokens that were sent; None when somebody was first."""
+        ...
+
+
+class Relay:
+    """One job's log at this gateway. `run` fills it; readers wait for `changed` and look at `entries` and `outcome`."""
+
+    def __init__(
+        self,
+        *,
+        job_id: UUID,
+        owner: UUID,
+        received: Sequence[int],
+        count_chars: Callable[[Sequence[int]], Awaitable[int]],
+        on_resumed: Callable[[], None],
+        store: Rows,
+        workers: WorkerPool,
+        clock: Clock,
+    ) -> None:
+        self.job_id = job_id
+        # Tokens before it are known by id only: the reader that brought them has their text.
+        self.num_before = len(received)
+        self.entries: list[TokenPiece] = []
+        # What ended it: a Finish, or the error for its readers.
+        self.outcome: Finish | OctavoError | None = None
+        self.ids: list[int] = list(received)
+        self._num_chars = 0
+        self._count_chars = count_chars
+        self._on_resumed = on_resumed
+        self._owner = owner
+        self._store = store
+        self._workers = workers
+        self._clock = clock
+        self._row: OwnedJob | None = None
+        self._row_news = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._stream: WorkerStream | None = None
+        self._attached: OwnedJob | None = None
+        self._ended_seen_s: float | None = None
+        self._num_other_prefix = 0
+
+    # --- what readers use
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next entry or the outcome; take a new one after looking."""
+        return self._changed
+
+    def position_of(self, received: Sequence[int]) -> int | None:
+        """Index of the first entry after these tokens, or None if this log cannot be read from there."""
+        count = len(received)
+        if list(received) != self.ids[:count] or count < self.num_before:
+            return None
+        if count == self.num_before:
+            return 0
+        ends = [entry.first_token + len(entry.token_ids) for entry in self.entries]
+        # The last entry that ends there: one without tokens belongs to the tokens before it.
+        return next((i + 1 for i in range(len(ends) - 1, -1, -1) if ends[i] == count), None)
+
+    def finish(self, outcome: Finish | OctavoError) -> None:
+        """End the log; the first outcome stays."""
+        if self.outcome is None:
+            self.outcome = outcome
+            self._notify()
+
+    # --- what the hub tells
+
+    def see(self, row: OwnedJob) -> None:
+        """Take note of what the row says now. Leaves a worker that has lost the job and does not say so."""
+        self._row = row
+        self._row_news.set()
+        if self._attached is not None and self._stream is not None and self._moved(self._attached, row):
+            log.info("stream.left_worker", job_id=str(self.job_id), fence=self._attached.fence, now=row.fence)
+            self._stream.cancel()
+
+    def _moved(self, attached: OwnedJob, row: OwnedJob) -> bool:
+        if row.fence != attached.fence:
+            return True
+        if row.state.ended and row.state is not JobState.CANCELLED:
+            now = self._clock.monotonic()
+            if self._ended_seen_s is None:
+                self._ended_seen_s = now
+            return now - self._ended_seen_s >= LAST_MESSAGE_S
+        return row.state.ended or not row.worker_alive
+
+    # --- the loop
+
+    async def run(self) -> None:
+        """Follow the job until its end. Ends with an outcome whatever happens, unless it is cancelled."""
+        # The relay outlives the call that started it.
+        deadline.leave()
+        try:
+            while self.outcome is None:
+                await self._follow()
+        except OctavoError as error:
+            self.finish(error)
+        except Exception:  # the top of a loop: readers must not wait for ever
+            log.exception("stream.failed", job_id=str(self.job_id))
+            self.finish(Internal("the stream failed", hint=f"the job goes on: read job {self.job_id}"))
+
+    async def _follow(self) -> None:
+        row = self._row or await self._refresh()
+        if row is None:
+            return
+        if row.state.ended:
+            await self._end_from_row(row)
+        elif row.state not in HELD:
+            await self._news()
+        elif not row.worker_address:
+            await self._resume(row, "worker_unregistered")
+        elif not row.worker_alive:
+            await self._resume(row, "worker_silent")
+        else:
+            reason = await self._attach(row)
+            if reason is not None:
+                await self._resume(row, reason)
+
+    async def _attach(self, row: OwnedJob) -> str | None:
+        """Read from the row's worker while it answers. Returns why to resume the job, or None if there is news."""
+        for pause in RETRY_PAUSES_S:
+            if pause:
+                await self._clock.sleep(pause)
+            num_before = len(self.ids)
+            try:
+                await self._read(row)
+                return None
+            except JobElsewhere:
+                return None if await self._is_news(row) else "job_gone"
+            except PrefixDiffers:
+                if await self._is_news(row):
+                    return None
+                self._num_other_prefix += 1
+                if self._num_other_prefix > MAX_OTHER_PREFIX:
+                    raise self._diverged() from None
+                return "other_prefix"
+            except StreamBroken as error:
+                log.info("stream.broken", job_id=str(self.job_id), fence=row.fence, reason=str(error))
+                if self._row is not row and self._row is not None and self._moved(row, self._row):
+                    return None
+                self._workers.forget(row.worker_address)
+                if not await self._workers.answers(row.worker_address):
+                    break
+            if len(self.ids) > num_before:
+                # It works, and was only cut: begin again with all tries.
+                return None
+        return None if await self._is_news(row) else "worker_gone"
+
+    async def _read(self, row: OwnedJob) -> None:
+        with self._workers.stream(row.worker_address, job_id=self.job_id, fence=row.fence, prefix=self.ids) as stream:
+            self._stream, self._attached, self._ended_seen_s = stream, row, None
+            log.debug("stream.attached", job_id=str(self.job_id), fence=row.fence, first_token=len(self.ids))
+            try:
+                async for message in stream.messages():
+                    self._take(message.piece)
+                    if message.end is not None:
+                        self._end(message.end)
+                        return
+            finally:
+                self._stream = self._attached = None
+        raise StreamBroken("closed without an end")
+
+    def _take(self, piece: TokenPiece) -> None:
+        if not piece.token_ids and not piece.text:
+            return
+        if piece.first_token != len(self.ids):
+            raise AssertionError(f"job {self.job_id}: token {piece.first_token} came after {len(self.ids)} tokens")
+        self.ids += piece.token_ids
+        self._num_chars += len(piece.text)
+        self.entries.append(piece)
+        self._notify()
+
+    def _end(self, end: Finish | Ended) -> None:
+        if isinstance(end, Finish):
+            self.finish(end)
+        else:
+            self.finish(self._error(end.failure))
+
+    async def _end_from_row(self, row: OwnedJob) -> None:
+        """Send what the readers lack from the row; the worker's log is gone."""
+        if row.state is not JobState.SUCCEEDED:
+            failed = row.state is JobState.FAILED and row.error is not None
+            self.finish(self._error(JobFailure.from_json(dict(row.error or {})) if failed else None))
+            return
+        if row.result is None:
+            raise self._expired()
+        result = GenerationResult.from_json(dict(row.result))
+        if list(result.token_ids[: len(self.ids)]) != self.ids:
+            raise self._diverged()
+        num_chars = self._num_chars
+        if self.num_before:
+            num_chars += await self._count_chars(self.ids[: self.num_before])
+        count = len(self.ids)
+        self._take(TokenPiece(first_token=count, token_ids=result.token_ids[count:], text=result.text[num_chars:]))
+        self.finish(Finish(finish_reason=result.finish_reason, usage=result.usage))
+
+    async def _resume(self, row: OwnedJob, reason: str) -> None:
+        """Queue the job again with what this gateway has; when somebody was first, act on what the row says."""
+        job = await self._database(
+            self._store.resume(self.job_id, owner=self._owner, fence=row.fence, emitted_ids=tuple(self.ids))
+        )
+        if job is not None:
+            log.info("stream.resumed", job_id=str(self.job_id), reason=reason, fence=job.fence, num_sent=len(self.ids))
+            self._on_resumed()
+            await self._refresh()
+        elif not await self._is_news(row):
+            # Another gateway owns the stream by now: let it act, and follow.
+            await self._news()
+
+    # --- rows
+
+    async def _is_news(self, row: OwnedJob) -> bool:
+        now = await self._refresh()
+        return now is None or now.fence != row.fence or now.state.ended or now.worker_id != row.worker_id
+
+    async def _refresh(self) -> OwnedJob | None:
+        """Read the row. None when the database does not answer."""
+        self._row_news.clear()
+        rows = await self._database(self._store.rows([self.job_id]))
+        if rows is None:
+            return None
+        if not rows:
+            raise FailedPrecondition(
+                f"job {self.job_id} is not kept any more", code="CONTENT_EXPIRED", hint="ask again"
+            )
+        self._row = rows[0]
+        return self._row
+
+    async def _news(self) -> None:
+        """Wait until the hub has read the row again."""
+        await self._row_news.wait()
+        self._row_news.clear()
+
+    async def _database(self, call: Awaitable[T]) -> T | None:
+        """A call of the store; None after a pause when the database fails: the caller's loop comes back."""
+        try:
+            return await call
+        except Exception as error:  # whatever the driver raises while the server is away
+            if isinstance(error, OctavoError) and error.status is not Status.UNAVAILABLE:
+                raise
+            log.warning("stream.database_failed", job_id=str(self.job_id), error=repr(error))
+            await self._clock.sleep(DATABASE_PAUSE_S)
+            return None
+
+    # --- the rest
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _error(self, failure: JobFailure | None) -> OctavoError:
+        if failure is None:
+            return Cancelled(f"job {self.job_id} was cancelled")
+        return failure_error(failure)
+
+    def _expired(self) -> OctavoError:
+        return FailedPrecondition(
+            f"the content of job {self.job_id} is not kept any more", code="CONTENT_EXPIRED", hint="ask again"
+        )
+
+    def _diverged(self) -> OctavoError:
+        return StreamDiverged(
+            f"job {self.job_id} went on with other tokens than this stream has sent",
+            hint="its result is in the job: read it by its id",
+        )

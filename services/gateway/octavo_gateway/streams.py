@@ -1,0 +1,411 @@
+"""The streams of one gateway: which jobs it follows for whom, and what happens when a reader goes.
+
+One listener and one poll serve all of them: who wakes reads the rows of all followed jobs and tells their relays.
+Knows neither gRPC nor HTTP, and nothing of prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+from uuid import UUID
+
+import structlog
+
+from octavo_common.clock import Clock
+from octavo_common.errors import Cancelled, OctavoError, Unavailable
+from octavo_common.jobs.model import Job, OwnedJob
+from octavo_gateway.relay import Relay, Rows
+from octavo_gateway.validation import OnDisconnect
+from octavo_gateway.values import Finish, TokenPiece
+from octavo_gateway.workers import WorkerPool
+
+log = structlog.get_logger(__name__)
+
+POLL_S = 1.0
+# A stream that was accepted and is never read belongs to a client that has gone.
+UNREAD_S = 5.0
+DETACH_GRACE_S = 30.0
+# A call's deadline and its job's are the same, measured at two places.
+DEADLINE_MARGIN_S = 0.1
+
+CountChars = Callable[[Job, Sequence[int]], Awaitable[int]]
+
+
+class Store(Rows, Protocol):
+    """The part of StreamStore that streams need."""
+
+    async def detach(self, job_id: UUID, *, owner: UUID) -> None:
+        """Give a stream up, if this owner still has it."""
+        ...
+
+
+class Waiter(Protocol):
+    """The part of Listener that streams need."""
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for a notification, or until the time is over."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """One place in the log of one relay."""
+
+    followed: _Followed
+    # Number of entries behind it.
+    position: int
+    # Runs until it is read for the first time.
+    timer: asyncio.TimerHandle
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A relay with its task and its readers."""
+
+    relay: Relay
+    task: asyncio.Task[None]
+    # Tenant under which the job may be cancelled.
+    tenant: str
+    readers: set[int] = field(default_factory=set)
+    # When the job's own deadline passes, on the monotonic clock: then its end is not a cancellation.
+    deadline_s: float | None = None
+    # Once a reader wanted it to go on without readers, no other reader's leaving may cancel it.
+    detached: bool = False
+    # Gives it up when no reader comes back in time.
+    timer: asyncio.TimerHandle | None = None
+
+
+class ContactRows:
+    """Reads rows, and believes that a worker is silent only after one lease of unbroken contact with the database.
+
+    After an outage every heartbeat looks old, and whoever lives renews first.
+    """
+
+    def __init__(self, store: Rows, *, lease_s: float, clock: Clock) -> None:
+        self._store = store
+        self._lease_s = lease_s
+        self._clock = clock
+        self._since_s: float | None = None
+
+    async def rows(self, job_ids: Sequence[UUID]) -> list[OwnedJob]:
+        """Rows with worker_alive as far as it may be believed."""
+        try:
+            rows = await self._store.rows(job_ids)
+        except Exception:
+            self._since_s = None
+            raise
+        now = self._clock.monotonic()
+        if self._since_s is None:
+            self._since_s = now
+        if now - self._since_s >= self._lease_s:
+            return rows
+        return [replace(row, worker_alive=True) for row in rows]
+
+    async def resume(self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int]) -> Job | None:
+        """See StreamStore.resume."""
+        return await self._store.resume(job_id, owner=owner, fence=fence, emitted_ids=emitted_ids)
+
+
+class StreamHub:
+    """All streams of this gateway."""
+
+    def __init__(
+        self,
+        *,
+        owner: UUID,
+        store: Store,
+        cancel: Callable[[UUID, str], Awaitable[object]],
+        count_chars: CountChars,
+        on_resumed: Callable[[], None],
+        workers: WorkerPool,
+        clock: Clock,
+        lease_s: float,
+        unread_s: float = UNREAD_S,
+        grace_s: float = DETACH_GRACE_S,
+    ) -> None:
+        self.owner = owner
+        self._store = store
+        self._rows = ContactRows(store, lease_s=lease_s, clock=clock)
+        self._cancel = cancel
+        self._count_chars = count_chars
+        self._on_resumed = on_resumed
+        self._workers = workers
+        self._clock = clock
+        self._unread_s = unread_s
+        self._grace_s = grace_s
+        self._followed: dict[UUID, list[_Followed]] = {}
+        self._readers: dict[int, _Reader] = {}
+        self._last_reader = 0
+        self._chores: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def draining(self) -> bool:
+        """No more streams are begun here."""
+        return self._draining
+
+    @property
+    def num_readers(self) -> int:
+        """Streams that are being read or about to be."""
+        return len(self._readers)
+
+    @property
+    def num_followed(self) -> int:
+        """Jobs whose streams this gateway holds, read or in their grace."""
+        return len(self._followed)
+
+    # --- readers
+
+    def open(
+        self, job: Job, received: Sequence[int], on_disconnect: OnDisconnect, *, timeout_s: float | None = None
+    ) -> int:
+        """Follow a job for a reader that has these tokens; returns the reader's number for `read`.
+
+        `timeout_s` is what the job has until its own deadline, if that is known.
+        Raises Unavailable while this gateway drains.
+        """
+        if self._draining:
+            raise self._leaving(job.id)
+        followed = self._joinable(job.id, received) or self._follow(job, received)
+        followed.detached |= on_disconnect is OnDisconnect.DETACH
+        if timeout_s is not None:
+            followed.deadline_s = self._clock.monotonic() + timeout_s
+        self._last_reader += 1
+        reader = self._last_reader
+        position = followed.relay.position_of(received)
+        assert position is not None
+        followed.readers.add(reader)
+        timer = asyncio.get_running_loop().call_later(self._unread_s, self.leave, reader)
+        self._readers[reader] = _Reader(followed, position, timer)
+        self._disarm(followed)
+        self._idle.clear()
+        return reader
+
+    async def read(self, reader: int) -> AsyncGenerator[TokenPiece | Finish, None]:
+        """Yield what follows the reader's tokens. Its end, or its closing, is the end of the reader."""
+        entry = self._readers.get(reader)
+        if entry is None:
+            raise Cancelled("the stream was not read in time")
+        entry.timer.cancel()
+        relay, position = entry.followed.relay, entry.position
+        try:
+            while True:
+                changed, outcome = relay.changed, relay.outcome
+                entries = relay.entries[position:]
+                if entries:
+                    # A reader that was behind gets all that came meanwhile in one piece.
+                    position += len(entries)
+                    yield _joined(entries)
+                elif isinstance(outcome, Finish):
+                    yield outcome
+                    return
+                elif outcome is not None:
+                    # A fresh one for each reader: tracebacks grow on shared exceptions.
+                    raise _copy(outcome)
+                else:
+                    await changed.wait()
+        finally:
+            self.leave(reader)
+
+    def leave(self, reader: int) -> None:
+        """The reader reads no more. Before the job's end that is a disconnect; a reader that has left is ignored."""
+        entry = self._readers.pop(reader, None)
+        if entry is None:
+            return
+        entry.timer.cancel()
+        followed = entry.followed
+        followed.readers.discard(reader)
+        if not self._readers:
+            self._idle.set()
+        if followed.readers:
+            return
+        if followed.relay.outcome is not None:
+            self._drop(followed)
+        elif followed.detached:
+            followed.timer = asyncio.get_running_loop().call_later(self._grace_s, self._let_go, followed)
+        else:
+            self._drop(followed)
+            if followed.relay.job_id not in self._followed:
+                self._chore(self._retry(lambda: self._give_up(followed)))
+
+    def _let_go(self, followed: _Followed) -> None:
+        if followed.readers:
+            return
+        self._drop(followed)
+        if followed.relay.job_id not in self._followed and followed.relay.outcome is None:
+            self._chore(self._retry(lambda: self._detach(followed.relay.job_id)))
+
+    async def _give_up(self, followed: _Followed) -> None:
+        job_id = followed.relay.job_id
+        if followed.deadline_s is not None and self._clock.monotonic() >= followed.deadline_s - DEADLINE_MARGIN_S:
+            # The client left because the time is over; who holds the job ends it for that reason.
+            await self._detach(job_id)
+            return
+        # A client that went to another gateway has made that the owner: then it is not gone.
+        rows = await self._store.rows([job_id])
+        if rows and rows[0].stream_owner == self.owner and not rows[0].state.ended:
+            log.info("stream.client_gone", job_id=str(job_id), action="cancel")
+            await self._cancel(job_id, followed.tenant)
+
+    async def _detach(self, job_id: UUID) -> None:
+        log.info("stream.client_gone", job_id=str(job_id), action="detach")
+        await self._store.detach(job_id, owner=self.owner)
+
+    def abandon(self, job_id: UUID, tenant: str) -> None:
+        """Cancel a job whose caller has gone before its stream began."""
+        self._chore(self._retry(lambda: self._cancel(job_id, tenant)))
+
+    # --- relays
+
+    def _joinable(self, job_id: UUID, received: Sequence[int]) -> _Followed | None:
+        for followed in self._followed.get(job_id, ()):
+            relay = followed.relay
+            if not isinstance(relay.outcome, OctavoError) and relay.position_of(received) is not None:
+                return followed
+        return None
+
+    def _follow(self, job: Job, received: Sequence[int]) -> _Followed:
+        relay = Relay(
+            job_id=job.id,
+            owner=self.owner,
+            received=received,
+            count_chars=lambda ids: self._count_chars(job, ids),
+            on_resumed=self._on_resumed,
+            store=self._rows,
+            workers=self._workers,
+            clock=self._clock,
+        )
+        # Its own context: what the call that begins it knows (deadline, spans) ends before it does.
+        task = asyncio.get_running_loop().create_task(relay.run(), context=Context(), name=f"relay {job.id}")
+        followed = _Followed(relay=relay, task=task, tenant=job.tenant)
+        self._followed.setdefault(job.id, []).append(followed)
+        task.add_done_callback(lambda _: None if followed.readers else self._drop(followed))
+        return followed
+
+    def _drop(self, followed: _Followed) -> None:
+        self._disarm(followed)
+        followed.task.cancel()
+        siblings = self._followed.get(followed.relay.job_id, [])
+        if followed in siblings:
+            siblings.remove(followed)
+            if not siblings:
+                del self._followed[followed.relay.job_id]
+
+    @staticmethod
+    def _disarm(followed: _Followed) -> None:
+        if followed.timer is not None:
+            followed.timer.cancel()
+            followed.timer = None
+
+    # --- the loop
+
+    async def run(self, listener: Waiter) -> None:
+        """Keep all relays informed, for ever."""
+        while True:
+            await listener.wait(POLL_S)
+            if self._followed:
+                await self.look()
+
+    async def look(self) -> None:
+        """Read the rows of all followed jobs and tell their relays. A database that is away is asked again later."""
+        try:
+            rows = await self._rows.rows(list(self._followed))
+        except Exception as error:  # the top of a loop
+            log.warning("streams.database_failed", error=repr(error))
+            await self._clock.sleep(POLL_S / 2)
+            return
+        for row in rows:
+            for followed in self._followed.get(row.id, ()):
+                followed.relay.see(row)
+
+    # --- the end
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nobody reads. False when the time is over first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def hand_over(self) -> None:
+        """Tell all readers that this gateway leaves, and give their streams up. The jobs go on."""
+        self._draining = True
+        left = [followed for siblings in self._followed.values() for followed in siblings]
+        open_jobs = {f.relay.job_id for f in left if f.relay.outcome is None}
+        for followed in left:
+            followed.relay.finish(self._leaving(followed.relay.job_id))
+            self._disarm(followed)
+            followed.task.cancel()
+        await asyncio.gather(*(f.task for f in left), return_exceptions=True)
+        await asyncio.gather(
+            *(self._retry(lambda j=job: self._store.detach(j, owner=self.owner), 1) for job in open_jobs)
+        )
+        log.info("streams.handed_over", num_streams=len(open_jobs))
+
+    async def close(self) -> None:
+        """Wait for what is still to be written."""
+        self._draining = True
+        for entry in self._readers.values():
+            entry.timer.cancel()
+        for followed in [f for siblings in self._followed.values() for f in siblings]:
+            self._drop(followed)
+        await asyncio.gather(*self._chores, return_exceptions=True)
+
+    @staticmethod
+    def _leaving(job_id: UUID) -> Unavailable:
+        return Unavailable(
+            f"this gateway is about to end; job {job_id} goes on",
+            code="DRAINING",
+            hint="resume the stream by the job's id, here or at another gateway",
+            retry_after_s=0.2,
+        )
+
+    # --- chores: writes that nobody waits for
+
+    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, context=Context())
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    async def _retry(self, call: Callable[[], Awaitable[object]], num_tries: int = 60) -> None:
+        """Try until it works: a job whose client has gone must not run on because the database was away."""
+        for _ in range(num_tries):
+            try:
+                await call()
+                return
+            except OctavoError as error:
+                if error.status is not Unavailable.status:
+                    log.info("streams.chore_refused", error=str(error))
+                    return
+            except Exception as error:  # whatever the driver raises
+                log.warning("streams.database_failed", error=repr(error))
+            await self._clock.sleep(1.0)
+
+
+def _joined(entries: Sequence[TokenPiece]) -> TokenPiece:
+    if len(entries) == 1:
+        return entries[0]
+    return TokenPiece(
+        first_token=entries[0].first_token,
+        token_ids=tuple(token for entry in entries for token in entry.token_ids),
+        text="".join(entry.text for entry in entries),
+    )
+
+
+def _copy(error: OctavoError) -> OctavoError:
+    return OctavoError(
+        error.message,
+        hint=error.hint,
+        code=error.code,
+        status=error.status,
+        retry_after_s=error.retry_after_s,
+        param=error.param,
+    )
