@@ -1,0 +1,148 @@
+"""What the scheduler believes about the workers between two looks at the table. No I/O.
+
+Remembers which prompts it sent where (a worker's own report comes with its heartbeat only), whose jobs they were, and
+which workers gave a sign of death: the table calls a worker alive for a whole lease after its last heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from octavo_common.clock import Clock
+from octavo_common.jobs.model import Assignment, FleetWorker, QueuedJob
+from octavo_scheduler.placement import HeldJob, WorkerView
+
+# A heartbeat that was on its way when the sign came proves nothing.
+HEARTBEAT_MARGIN_S = 0.25
+# Jobs whose whereabouts are remembered; those of older ones cost a worse guess.
+MAX_REMEMBERED = 10_000
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What one worker was given."""
+
+    # Keys of a prompt -> its tokens, oldest first; together they fit into the worker's blocks.
+    prompts: OrderedDict[tuple[str, ...], int] = field(default_factory=OrderedDict)
+    num_tokens: int = 0
+    # In how many of the prompts a key occurs.
+    keys: Counter[str] = field(default_factory=Counter)
+
+    def add(self, keys: tuple[str, ...], num_tokens: int, capacity: int) -> None:
+        if keys in self.prompts:
+            self.prompts.move_to_end(keys)
+            return
+        self.prompts[keys] = num_tokens
+        self.num_tokens += num_tokens
+        self.keys.update(keys)
+        while self.num_tokens > capacity and len(self.prompts) > 1:
+            oldest, tokens = self.prompts.popitem(last=False)
+            self.num_tokens -= tokens
+            self.keys.subtract(oldest)
+            for key in oldest:
+                if self.keys[key] <= 0:
+                    del self.keys[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    worker_id: UUID
+    fence: int
+    fair_key: str
+    total_losses: int
+
+
+class Fleet:
+    """Turns rows of the table into what placement sees, adding what the table does not know yet."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sent: dict[UUID, _Sent] = {}
+        self._given: dict[UUID, _Given] = {}
+        # Worker -> moment of the last sign that it is gone.
+        self._suspected: dict[UUID, float] = {}
+        # They say by their health check that they want nothing.
+        self._not_serving: set[UUID] = set()
+
+    def suspect(self, worker_id: UUID) -> None:
+        """Note a sign that a worker is gone. It gets nothing until a heartbeat that is newer than the sign."""
+        self._suspected[worker_id] = self._clock.monotonic()
+
+    def trust(self, worker_id: UUID) -> None:
+        """Drop the suspicion: the worker has answered."""
+        self._suspected.pop(worker_id, None)
+
+    def set_serving(self, worker_id: UUID, serving: bool) -> None:
+        """Note what a worker's health check says."""
+        if serving:
+            self._not_serving.discard(worker_id)
+        else:
+            self._not_serving.add(worker_id)
+
+    def views(self, workers: Sequence[FleetWorker]) -> list[WorkerView]:
+        """The workers that may be given jobs now, in the order of the rows; forgets those without a row."""
+        self._forget_all_but({worker.id for worker in workers})
+        return [self._view(worker) for worker in workers if self._usable(worker)]
+
+    def learn(self, queue: Iterable[QueuedJob]) -> list[UUID]:
+        """Suspect the workers that lost a job which they were given; returns their ids."""
+        suspects: list[UUID] = []
+        for job in queue:
+            given = self._given.get(job.id)
+            if given is None or job.fence <= given.fence:
+                continue
+            del self._given[job.id]
+            # Without a new loss the worker gave it back by itself.
+            if job.total_losses > given.total_losses:
+                self.suspect(given.worker_id)
+                suspects.append(given.worker_id)
+        return suspects
+
+    def assigned(self, job: QueuedJob, assignment: Assignment, workers: Iterable[FleetWorker]) -> None:
+        """Note that an assignment took effect."""
+        # The row's fence after it: one more.
+        self._given[job.id] = _Given(assignment.worker_id, job.fence + 1, job.fair_key, job.total_losses)
+        if len(self._given) > MAX_REMEMBERED:
+            del self._given[next(iter(self._given))]
+        if not job.prefix_keys:
+            return
+        card = next(worker.card for worker in workers if worker.id == assignment.worker_id)
+        sent = self._sent.setdefault(assignment.worker_id, _Sent())
+        sent.add(job.prefix_keys, job.num_prompt_tokens, card.num_blocks * card.block_size)
+
+    def _usable(self, worker: FleetWorker) -> bool:
+        if worker.draining or worker.id in self._not_serving:
+            return False
+        suspected_at = self._suspected.get(worker.id)
+        if suspected_at is None:
+            return True
+        if self._clock.monotonic() - worker.heartbeat_age_s > suspected_at + HEARTBEAT_MARGIN_S:
+            del self._suspected[worker.id]
+            return True
+        return False
+
+    def _view(self, worker: FleetWorker) -> WorkerView:
+        sent = self._sent.get(worker.id)
+        reported = worker.load.get("prefix_keys") or ()
+        return WorkerView(
+            id=worker.id,
+            model_digest=worker.card.digest,
+            numerics_id=worker.card.numerics_id,
+            max_jobs=worker.max_jobs,
+            held=tuple(
+                HeldJob(given.fair_key if (given := self._given.get(job.id)) else job.tenant, job.losses > 0)
+                for job in worker.jobs
+            ),
+            num_waiting=int(worker.load.get("num_waiting") or 0),
+            prefix_keys=frozenset(reported).union(sent.keys if sent else ()),
+        )
+
+    def _forget_all_but(self, alive: set[UUID]) -> None:
+        for gone in self._sent.keys() - alive:
+            del self._sent[gone]
+        for gone in self._suspected.keys() - alive:
+            del self._suspected[gone]
+        self._not_serving &= alive

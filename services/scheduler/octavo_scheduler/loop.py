@@ -1,0 +1,187 @@
+"""The scheduler's loop: leads or stands by, places jobs when something changes, and keeps the table in order.
+
+Knows no SQL and no rule of placement: it reads, asks, writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from octavo_common.clock import Clock
+from octavo_common.errors import Unavailable
+from octavo_common.jobs.model import Assignment, FleetWorker, QueuedJob
+from octavo_common.store import Listener, PlacementStore
+from octavo_common.telemetry import names
+from octavo_common.telemetry.instruments import Instruments
+from octavo_scheduler.fleet import Fleet
+from octavo_scheduler.placement import place
+from octavo_scheduler.reaper import Contact, Reaper
+from octavo_scheduler.settings import SchedulerSettings
+from octavo_scheduler.watch import WorkerWatch
+
+log = structlog.get_logger(__name__)
+
+RETRY_S = 0.2
+# Opaque: made by the store, given back to it, invalidated and closed here.
+LeadConnection = Any
+
+
+@dataclass(slots=True)
+class Figures:
+    """What GetStatus and /metrics tell. Written by the loop only."""
+
+    placing: bool = False
+    num_queued: int = 0
+    num_assigned: int = 0
+    num_workers: dict[str, int] = field(default_factory=lambda: {"usable": 0, "not_usable": 0})
+
+
+class PlacementLoop:
+    """Runs until cancelled."""
+
+    def __init__(
+        self,
+        *,
+        store: PlacementStore,
+        listener: Listener,
+        fleet: Fleet,
+        watch: WorkerWatch,
+        instruments: Instruments,
+        settings: SchedulerSettings,
+        clock: Clock,
+    ) -> None:
+        self.figures = Figures()
+        self._store = store
+        self._listener = listener
+        self._fleet = fleet
+        self._watch = watch
+        self._instruments = instruments
+        self._settings = settings
+        self._clock = clock
+        # Polled every second; a third of a lease without an answer is what heartbeats allow themselves too.
+        self._contact = Contact(clock, max_silence_s=max(settings.lease_s / 3, settings.poll_s * 3))
+        self._reaper = Reaper(store, self._contact, lease_s=settings.lease_s)
+        self._next_upkeep = 0.0
+        self._next_prune = 0.0
+
+    async def run(self) -> None:
+        """Stand by until the lead is free, lead until it is lost, and again."""
+        while True:
+            try:
+                connection = await self._store.lead_connection()
+            except Unavailable:
+                self._contact.lost()
+                await self._clock.sleep(RETRY_S)
+                continue
+            try:
+                await self._stand_by(connection)
+                await self._lead(connection)
+            except Unavailable as error:
+                self._contact.lost()
+                log.warning("scheduler.contact_lost", error=error.message, was_placing=self.figures.placing)
+            finally:
+                self.figures.placing = False
+                await _close(connection)
+            await self._clock.sleep(RETRY_S)
+
+    async def _stand_by(self, connection: LeadConnection) -> None:
+        while not await self._store.try_lead(connection):
+            self._contact.good()
+            await self._clock.sleep(self._settings.standby_poll_s)
+        self._contact.good()
+
+    async def _lead(self, connection: LeadConnection) -> None:
+        log.info("scheduler.leads")
+        self.figures.placing = True
+        self._next_upkeep = 0.0
+        while True:
+            notified = await self._listener.wait(self._settings.poll_s)
+            if not notified or self._clock.monotonic() >= self._next_upkeep:
+                # The lead lives and dies with this connection; losing it raises Unavailable.
+                if not await self._store.try_lead(connection):
+                    raise Unavailable("the lead was lost")
+                self._contact.good()
+            while await self._place():
+                pass
+            if self._clock.monotonic() >= self._next_upkeep:
+                await self._upkeep()
+                self._next_upkeep = self._clock.monotonic() + self._settings.poll_s
+
+    async def _place(self) -> bool:
+        """One round. True when another one at once may place more."""
+        started = self._clock.monotonic()
+        # Together: what waits is read while the workers are.
+        queue, workers = await asyncio.gather(self._store.queue(self._settings.page), self._store.fleet())
+        self._contact.good()
+        self._watch.follow(workers)
+        for suspect in self._fleet.learn(queue):
+            self._watch.probe(suspect)
+        views = self._fleet.views(workers)
+        self.figures.num_queued = len(queue)
+        self.figures.num_workers = {"usable": len(views), "not_usable": len(workers) - len(views)}
+        assignments = place(queue, views)
+        if not assignments:
+            return False
+        took = await self._assign(queue, workers, assignments)
+        self._instruments.record(names.PLACEMENT_ROUND_TIME, self._clock.monotonic() - started)
+        # A full page hides what comes after it; an assignment that did not take leaves a place free.
+        return took > 0 and (len(queue) >= self._settings.page or took < len(assignments))
+
+    async def _assign(
+        self, queue: Sequence[QueuedJob], workers: Sequence[FleetWorker], assignments: Sequence[Assignment]
+    ) -> int:
+        read_at = self._clock.monotonic()
+        took = set(await self._store.assign(assignments))
+        jobs = {job.id: job for job in queue}
+        waited_s = self._clock.monotonic() - read_at
+        for assignment in assignments:
+            job = jobs[assignment.job_id]
+            if job.id not in took:
+                continue
+            self._fleet.assigned(job, assignment, workers)
+            if not job.resumed:
+                self._instruments.record(names.PLACEMENT_TIME, job.age_s + waited_s)
+            log.info(
+                "job.assigned",
+                job_id=str(job.id),
+                worker_id=str(assignment.worker_id),
+                fence=job.fence + 1,
+                waited_s=round(job.age_s, 4),
+            )
+        self.figures.num_assigned += len(took)
+        self.figures.num_queued -= len(took)
+        self._instruments.add(names.JOBS_ASSIGNED, len(took))
+        return len(took)
+
+    async def _upkeep(self) -> None:
+        expired = await self._store.expire_deadlines()
+        if expired:
+            log.info("jobs.expired", num_jobs=expired)
+            self._instruments.add(names.JOBS_EXPIRED, expired)
+        reaped = await self._reaper.run()
+        for outcome, count in reaped.items():
+            self._instruments.add(names.JOBS_REAPED, count, {names.OUTCOME: outcome})
+        if reaped["queued"]:
+            self._listener.wake()
+        if self._clock.monotonic() >= self._next_prune:
+            pruned = await self._store.prune(self._settings.job_retention_s)
+            if any((pruned.num_contents, pruned.num_jobs, pruned.num_processes)):
+                log.info("jobs.pruned", num_contents=pruned.num_contents, num_jobs=pruned.num_jobs)
+                self._instruments.add(names.JOBS_PRUNED, pruned.num_jobs)
+            else:
+                # One chunk a round, so that placement never waits for a large one.
+                self._next_prune = self._clock.monotonic() + self._settings.prune_every_s
+        self._contact.good()
+
+
+async def _close(connection: LeadConnection) -> None:
+    """Close the lead's session itself: given back to the pool it would go on holding the lock."""
+    try:
+        await connection.invalidate()
+    finally:
+        await connection.close()
