@@ -78,7 +78,8 @@ _STATEMENTS = (
     CREATE INDEX jobs_open_by_tenant ON jobs (tenant, state) WHERE ended_at is null
     """,
     """
-    CREATE INDEX jobs_queue ON jobs (model_digest, priority DESC, (fence > 0) DESC, created_at, id) WHERE state = 'queued'
+    CREATE INDEX jobs_queue ON jobs (model_digest, priority DESC, (fence > 0) DESC, created_at, id)
+    WHERE state = 'queued'
     """,
     """
     CREATE INDEX jobs_queue_deadline ON jobs (deadline) WHERE state = 'queued' and deadline is not null
@@ -114,6 +115,7 @@ _STATEMENTS = (
         heartbeat_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
         lease_s DOUBLE PRECISION NOT NULL,
         draining BOOLEAN DEFAULT false NOT NULL,
+        suspected_at TIMESTAMP WITH TIME ZONE,
         card JSONB,
         capacity JSONB DEFAULT '{}' NOT NULL,
         load JSONB DEFAULT '{}' NOT NULL,

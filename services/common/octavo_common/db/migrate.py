@@ -18,9 +18,8 @@ def upgrade(dsn: str) -> None:
     try:
         command.upgrade(_config(dsn), "head")
     except exc.OperationalError as error:
-        raise Unavailable(
-            f"the database cannot be migrated: {error.orig}", hint="is OCTAVO_DATABASE_URL right?"
-        ) from error
+        hint = "is OCTAVO_DATABASE_URL right?"
+        raise Unavailable(f"the database cannot be migrated: {error.orig}", hint=hint) from error
 
 
 def downgrade(dsn: str, revision: str) -> None:

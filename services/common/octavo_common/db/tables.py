@@ -143,6 +143,8 @@ processes = Table(
     _time("heartbeat_at", now=True),
     Column("lease_s", Double, nullable=False),
     _flag("draining"),
+    # Somebody found it dead; its next heartbeat proves the opposite.
+    _time("suspected_at"),
     Column("card", JSONB(none_as_null=True)),
     Column("capacity", JSONB(none_as_null=True), nullable=False, server_default=text("'{}'")),
     Column("load", JSONB(none_as_null=True), nullable=False, server_default=text("'{}'")),

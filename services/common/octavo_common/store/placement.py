@@ -39,7 +39,8 @@ _QUEUE = text(
       select tenant, count(*) as num_running from jobs where state in ('assigned','running') group by tenant
     ), served as materialized (
       select distinct card->>'digest' as digest from processes
-      where role = 'worker' and not draining and heartbeat_at > now() - make_interval(secs => lease_s)
+      where role = 'worker' and not draining and suspected_at is null
+        and heartbeat_at > now() - make_interval(secs => lease_s)
     )
     select page.* from served cross join lateral (
       select j.id, j.fence, j.tenant, j.fair_key, j.model_digest, j.numerics_id, j.priority, j.fence > 0 as resumed,
@@ -67,7 +68,8 @@ _FLEET = text(
           case when j.num_tokens > j.loss_tokens then 0 else j.losses end, j.num_tokens))
         from jobs j where j.worker_id = w.id and j.state in ('assigned','running')), '[]') as jobs
     from processes w
-    where w.role = 'worker' and w.card is not null and w.heartbeat_at > now() - make_interval(secs => w.lease_s)
+    where w.role = 'worker' and w.card is not null and w.suspected_at is null
+      and w.heartbeat_at > now() - make_interval(secs => w.lease_s)
     order by w.started_at, w.id
     """
 )
@@ -87,7 +89,7 @@ _ASSIGN = text(
         row_number() over (partition by j.tenant order by a.rank) as turn
       from wanted a
         join jobs j on j.id = a.job_id and j.fence = a.fence and j.state = 'queued'
-        join processes w on w.id = a.worker_id and not w.draining
+        join processes w on w.id = a.worker_id and not w.draining and w.suspected_at is null
           and w.heartbeat_at > now() - make_interval(secs => w.lease_s)
         left join tenants t on t.name = j.tenant left join running r on r.tenant = j.tenant
     ), taken as (
@@ -140,7 +142,7 @@ class PlacementStore(Upkeep):
         return [_to_queued(row) for row in await self._run(_QUEUE, {"limit": limit})]
 
     async def fleet(self) -> list[FleetWorker]:
-        """Read the workers whose heartbeat is fresh, with what they hold."""
+        """Read the workers whose heartbeat is fresh and whom nobody has found dead since, with what they hold."""
         return [_to_worker(row) for row in await self._run(_FLEET)]
 
     async def assign(self, assignments: Sequence[Assignment]) -> list[UUID]:

@@ -18,7 +18,8 @@ from octavo_common.store.base import Store
 _HEARTBEAT = text(
     """
     with beat as (
-      update processes set heartbeat_at = now(), load = coalesce(:load, load) where id = :id returning lease_s
+      update processes set heartbeat_at = now(), suspected_at = null, load = coalesce(:load, load)
+      where id = :id returning lease_s
     ), held as (
       select * from unnest(:job_ids, :fences, :num_tokens) as h(job_id, fence, num_tokens)
     ), renewed as (
@@ -61,7 +62,7 @@ class ProcessStore(Store):
         values = {name: getattr(process, name) for name in NewProcess.__dataclass_fields__}
         values["card"] = None if process.card is None else process.card.to_json()
         values["capacity"], values["load"] = dict(process.capacity), dict(process.load)
-        fresh = {**values, "heartbeat_at": func.now()}
+        fresh = {**values, "heartbeat_at": func.now(), "suspected_at": None}
         statement = insert(processes).values(values)
         await self._run(statement.on_conflict_do_update(index_elements=[processes.c.id], set_=fresh))
 

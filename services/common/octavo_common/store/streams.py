@@ -32,6 +32,7 @@ _BY_OWNER = text(_OWNED + "where j.stream_owner = :owner and j.ended_at is null"
     bindparam("owner", type_=Uuid())
 )
 _BY_IDS = text(_OWNED + "where j.id = any(:ids)").bindparams(bindparam("ids", type_=ARRAY(Uuid())))
+_SUSPECT = text("update processes set suspected_at = now() where id = :id").bindparams(bindparam("id", type_=Uuid()))
 
 
 class StreamStore(Store):
@@ -45,11 +46,16 @@ class StreamStore(Store):
         """Read jobs by their ids, also ended ones; ids without a row are left out."""
         return _to_owned(await self._run(_BY_IDS, {"ids": list(job_ids)})) if job_ids else []
 
-    async def resume(self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int]) -> Job | None:
+    async def resume(
+        self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int], worker_dead: bool = True
+    ) -> Job | None:
         """Queue a job again behind the ids that its stream has sent.
 
         Returns the row: queued, or ended when it was cancelled, late, or has lost its worker too often. None: the
         fence, the owner or the state is another by now: read the row and act on what it says.
+
+        worker_dead: nothing is placed at the job's worker until its next heartbeat. Say False when the worker answered
+        (it has lost the job, or holds another prefix); else the job could lose the same dead worker again at once.
         """
         sent = tuple(emitted_ids)
 
@@ -58,7 +64,11 @@ class StreamStore(Store):
 
         async with self._transaction() as connection:
             _, decision = await change(connection, job_id, rule)
-            return None if decision is None else await _read(connection, job_id)
+            if decision is None:
+                return None
+            if worker_dead and decision.before.worker_id is not None:
+                await connection.execute(_SUSPECT, {"id": decision.before.worker_id})
+            return await _read(connection, job_id)
 
     async def adopt(self, job_id: UUID, *, owner: UUID, tenant: str | None, emitted_ids: Sequence[int]) -> Job:
         """Take a stream over for a client that has these ids. The caller then attaches or resumes.
