@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from octavo_common.errors import InvalidArgument
+from octavo_common.models.digest import files_digest
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_worker.models.base import InvalidModel, LoadedModel, Model, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint
 from octavo_worker.models.config import read_config
-from octavo_worker.models.digest import files_digest
 from octavo_worker.models.gguf import read_gguf
 from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, gguf_config, quantization
 from octavo_worker.models.gguf_tokenizer import gguf_bundle
