@@ -1,4 +1,4 @@
-"""What every scheduler must hold, whatever comes: checked over random arrivals, aborts, tiny pools and failing steps."""
+"""What every scheduler must hold: checked over random arrivals, aborts, tiny pools and failing steps."""
 
 import random
 from dataclasses import dataclass, field

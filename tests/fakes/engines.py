@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fakes.tiny_executor import TinyExecutor
-
 from octavo_worker.engine.blocks import BlockPool
 from octavo_worker.engine.core import Engine
 from octavo_worker.engine.ports import LocalKV, NeverExit

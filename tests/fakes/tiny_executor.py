@@ -16,6 +16,16 @@ from octavo_worker.engine.types import Request, SamplingParams, SeqId
 VOCAB_SIZE = 97
 
 
+class Violation(BaseException):
+    """The plan breaks a rule. Not an Exception: the engine must not take it for a failing row."""
+
+
+def must(holds: bool, rule: str) -> None:
+    """Raise Violation unless the rule holds."""
+    if not holds:
+        raise Violation(rule)
+
+
 def next_token(context: Sequence[int], params: SamplingParams) -> int:
     """The token after a context; greedy requests do not depend on the seed."""
     seed = params.seed if params.temperature else 0
@@ -78,23 +88,24 @@ class TinyExecutor:
 
     def _run_row(self, row: RowPlan, written: set[int]) -> RowResult:
         if row.params is not None:
-            assert row.id not in self._tables, "a known row came as new"
-            assert row.first_block == 0
+            must(row.id not in self._tables, "a known row came as new")
+            must(row.first_block == 0, "a new row brings all of its blocks")
             self._params[row.id] = row.params
+        must(row.params is not None or row.id in self._tables, "an unknown row came as known")
         table = self._tables.setdefault(row.id, [])
-        assert row.first_block == len(table), "blocks came twice or are missing"
+        must(row.first_block == len(table), "blocks came twice or are missing")
         table[row.first_block :] = row.new_blocks
-        assert row.tokens, "a row without tokens"
+        must(bool(row.tokens), "a row without tokens")
         end = row.start + len(row.tokens)
         fed = [*row.tokens, *row.draft.tokens]
         blocks = {table[position // self._size] for position in range(row.start, row.start + len(fed))}
-        assert not blocks & written, "two rows write one block"
+        must(not blocks & written, "two rows write one block")
         written |= blocks
         for position, token in enumerate(fed, start=row.start):
             self._memory[table[position // self._size]][position % self._size] = token
         if not row.wants:
             return RowResult()
-        assert list(row.wants) == [end - 1]
+        must(list(row.wants) == [end - 1], "the last fed token is the one that gives logits")
         context = self._read(table, end)
         params = self._params[row.id]
         tokens: list[int] = []
@@ -108,5 +119,5 @@ class TinyExecutor:
 
     def _read(self, table: list[int], num_tokens: int) -> list[int]:
         context = [self._memory[table[i // self._size]][i % self._size] for i in range(num_tokens)]
-        assert None not in context, "read a slot that was never written"
+        must(None not in context, "read a slot that was never written")
         return [token for token in context if token is not None]

@@ -167,6 +167,17 @@ def test_nothing_is_sealed_beyond_committed_tokens():
     assert bench.engine.stats().num_cached_blocks == 1
 
 
+def test_of_a_cached_sequence_the_end_is_evicted_first():
+    bench = Bench(num_blocks=5, block_size=4)
+    bench.add(make_request("a", range(16), max_tokens=1))
+    bench.run()
+    bench.add(make_request("b", range(50, 62), max_tokens=1))
+    bench.run()
+    bench.add(make_request("c", range(16), max_tokens=1))
+    bench.run()
+    assert bench.outcomes["c"].num_cached == 8
+
+
 def test_stop_tokens_end_the_sequence_and_are_its_last_token():
     request = make_request(prompt=range(5), max_tokens=30)
     tokens = expected_output(request, 1000)
