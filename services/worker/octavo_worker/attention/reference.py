@@ -42,7 +42,9 @@ class ReferenceAttention:
         first = 0
         for table, start, count in zip(batch.tables_RB, batch.starts_R, batch.num_tokens_R, strict=True):
             num_blocks = -(-int(start + count) // self._block_size)
-            rows.append((torch.tensor(table[:num_blocks], dtype=torch.int64), int(start), slice(first, first + int(count))))
+            rows.append(
+                (torch.tensor(table[:num_blocks], dtype=torch.int64), int(start), slice(first, first + int(count)))
+            )
             first += int(count)
         slots_T = torch.from_numpy(batch.slots_T)
         return ReferencePlan(rows=rows, blocks_T=slots_T // self._block_size, offsets_T=slots_T % self._block_size)

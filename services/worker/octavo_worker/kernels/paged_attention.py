@@ -1,15 +1,13 @@
 """Causal attention over paged keys and values on a CPU, float32, for any mix of decode rows and prompt chunks.
 
-T fed tokens, N query heads, G key-value heads, H head dim. A task is one tile (16 neighbouring (token, head) pairs of one
-row) for one key-value head: decode rows and chunks are the same case, and every pair's sums run over dims and keys in
-rising order, so a token's result depends on nothing but its own query and the keys that it sees.
+T fed tokens, N query heads, G key-value heads, H head dim. A task is one tile (16 neighbouring (token, head) pairs of
+one row) for one key-value head: decode rows and chunks are the same case, and every pair's sums run over dims and keys
+in rising order, so a token's result depends on nothing but its own query and the keys that it sees.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
-from numba import carray, cfunc, types
 
 from octavo_worker.kernels import team
 from octavo_worker.kernels.vector import (
@@ -17,8 +15,11 @@ from octavo_worker.kernels.vector import (
     add_values_by_1,
     add_values_by_4,
     as_pointer,
+    carray,
     exp32,
     fetch_add,
+    njit,
+    prefetch,
     score_keys,
 )
 
@@ -36,7 +37,7 @@ def scratch_floats(max_keys: int, head_dim: int) -> int:
     return LANES * (2 * head_dim + max_keys + 2)
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _load_queries(a, tile, head, queries, limits, lane_limits):  # noqa: ANN001, ANN202 - compiled, int64 throughout
     """Transpose a tile's queries to [head_dim, lane], scaled; returns the longest of the lanes' visible lengths."""
     head_dim, group = a[HEAD_DIM], a[GROUP]
@@ -59,7 +60,7 @@ def _load_queries(a, tile, head, queries, limits, lane_limits):  # noqa: ANN001,
     return longest
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _softmax(scores, lane_limits, shortest, longest, peaks, sums):  # noqa: ANN001, ANN202 - compiled
     """Turn scores [key, lane] into unnormalised weights, lane by lane; keys a lane does not see get weight 0."""
     for lane in range(LANES):
@@ -88,7 +89,15 @@ def _softmax(scores, lane_limits, shortest, longest, peaks, sums):  # noqa: ANN0
             sums[lane] += weight
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
+def _prefetch(start, a):  # noqa: ANN001, ANN202 - compiled
+    """Ask for one head's part of a page: the hardware does not guess the jump from page to page."""
+    for row in range(a[BLOCK_SIZE]):
+        for line in range(0, 4 * a[HEAD_DIM], 64):
+            prefetch(start + 4 * row * a[KEY_STRIDE] + line)
+
+
+@njit(nogil=True, error_model="numpy")
 def _attend_tile(a, tile, head, slot):  # noqa: ANN001, ANN202 - compiled
     """One task: scores page by page, softmax, weighted values page by page, then the division by the sum."""
     head_dim, block_size, stride = a[HEAD_DIM], a[BLOCK_SIZE], a[KEY_STRIDE]
@@ -110,12 +119,16 @@ def _attend_tile(a, tile, head, slot):  # noqa: ANN001, ANN202 - compiled
     for page in range(num_pages):
         keys = a[KV] + 4 * (np.int64(table[page]) * a[BLOCK_STRIDE] + a[KEY_AT] + head * head_dim)
         num_keys = min(block_size, (longest - page * block_size + 7) // 8 * 8)
+        if page + 1 < num_pages:
+            _prefetch(a[KV] + 4 * (np.int64(table[page + 1]) * a[BLOCK_STRIDE] + a[KEY_AT] + head * head_dim), a)
         score_keys(base, keys, stride, num_keys, head_dim, base + 4 * (scores_at + page * block_size * LANES))
     _softmax(scores, lane_limits, shortest, longest, peaks, sums)
     results[:] = np.float32(0.0)
     for page in range(num_pages):
         values = a[KV] + 4 * (np.int64(table[page]) * a[BLOCK_STRIDE] + a[VALUE_AT] + head * head_dim)
         num_keys = min(block_size, longest - page * block_size)
+        if page + 1 < num_pages:
+            _prefetch(a[KV] + 4 * (np.int64(table[page + 1]) * a[BLOCK_STRIDE] + a[VALUE_AT] + head * head_dim), a)
         weights = base + 4 * (scores_at + page * block_size * LANES)
         for lane in range(0, tile[3], 2):
             to = base + 4 * (results_at + lane * head_dim)
@@ -132,8 +145,9 @@ def _attend_tile(a, tile, head, slot):  # noqa: ANN001, ANN202 - compiled
             out[at + d] = results[lane * head_dim + d] / sums[lane]
 
 
-@cfunc(types.void(types.voidptr), cache=True, error_model="numpy")
-def _attend(raw):  # noqa: ANN001, ANN202 - compiled
+@team.compiled
+def attend(raw) -> None:  # noqa: ANN001 - compiled
+    """Attention of all fed tokens in one layer."""
     a = carray(raw, (NUM_ARGUMENTS,), np.int64)
     address = a.ctypes.data
     slot = fetch_add(address + 8 * team.SLOT)
@@ -146,14 +160,15 @@ def _attend(raw):  # noqa: ANN001, ANN202 - compiled
         _attend_tile(a, tile, task % a[NUM_KV_HEADS], slot)
 
 
-(W_K, W_V, W_TOKEN, W_HEAD, W_KV, W_BLOCK_STRIDE, W_KEY_AT, W_VALUE_AT, W_KEY_STRIDE, W_HEADS, W_DIM, W_BLOCK, W_SLOTS, W_T) = (
-    range(_A, _A + 14)
-)  # fmt: skip
+(
+    W_K, W_V, W_TOKEN, W_HEAD, W_KV, W_BLOCK_STRIDE, W_KEY_AT, W_VALUE_AT, W_KEY_STRIDE,
+    W_HEADS, W_DIM, W_BLOCK, W_SLOTS, W_T,
+) = range(_A, _A + 14)  # fmt: skip
 NUM_WRITE_ARGUMENTS = _A + 14
 
 
-@cfunc(types.void(types.voidptr), cache=True, error_model="numpy")
-def _write(raw):  # noqa: ANN001, ANN202 - compiled
+@team.compiled
+def write(raw) -> None:  # noqa: ANN001 - compiled
     """Copy keys and values of fed tokens to their slots; a task is 16 tokens."""
     a = carray(raw, (NUM_WRITE_ARGUMENTS,), np.int64)
     k = carray(as_pointer(a[W_K]), (1 << 40,), np.float32)
@@ -173,7 +188,3 @@ def _write(raw):  # noqa: ANN001, ANN202 - compiled
                 for d in range(dim):
                     kv[to + a[W_KEY_AT] + head * dim + d] = k[source + d]
                     kv[to + a[W_VALUE_AT] + head * dim + d] = v[source + d]
-
-
-attend = team.Launcher(_attend.address)
-write = team.Launcher(_write.address)

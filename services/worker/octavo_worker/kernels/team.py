@@ -1,18 +1,22 @@
 """Runs compiled loops on the threads of torch's own OpenMP pool. Knows nothing of what the loops compute.
 
-A kernel is a C function `void f(int64_t *args)` that every thread of the team enters once. It draws task numbers from the
-atomic counter `args[NEXT]` until `args[NUM_TASKS]`, and a private slot from `args[SLOT]`; the rest of `args` is its own.
+A kernel is a C function `void f(int64_t *args)` that every thread of the team enters once. It draws task numbers from
+the atomic counter `args[NEXT]` until `args[NUM_TASKS]`, and a private slot from `args[SLOT]`; the rest is its own.
 Sharing the pool matters: a second pool (numba's) would make twice as many threads as cores, and each would spin.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numba
 import numpy as np
 import torch
+from numba import types
 
 NEXT = 0
 NUM_TASKS = 1
@@ -23,7 +27,7 @@ _VOID_P = ctypes.c_void_p
 
 
 @cache
-def _fork() -> tuple[ctypes._CFuncPtr | None, str]:
+def _fork() -> tuple[Any, str]:
     """GOMP_parallel of the OpenMP library that torch has loaded, or None and the reason."""
     folder = Path(torch.__file__).parent / "lib"
     found = sorted([*folder.glob("libgomp*"), *folder.glob("libomp*"), *folder.glob("libiomp*")])
@@ -41,6 +45,18 @@ def _fork() -> tuple[ctypes._CFuncPtr | None, str]:
 def why_single_threaded() -> str:
     """Why kernels run on the calling thread only; empty when they use torch's threads."""
     return _fork()[1]
+
+
+def compiled(function: Callable[[Any], None]) -> Launcher:
+    """Compile `function(raw)`, raw being the address of the arguments. Kept on disk where some folder allows it."""
+    signature = types.void(types.voidptr)
+    try:
+        made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
+    except RuntimeError:  # numba found no folder for its cache: a read-only installation without a home
+        made = numba.cfunc(signature, error_model="numpy")(function)
+    address = made.address
+    assert address is not None, "compiled by now"
+    return Launcher(address)
 
 
 class Launcher:

@@ -9,10 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numba
+import numba.extending
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+# numba's decorators change signatures in ways that types cannot say.
+intrinsic: Any = numba.extending.intrinsic
+njit: Any = numba.njit
+carray: Any = numba.carray  # pyright: ignore[reportPrivateImportUsage] - exported, but not by name
 
 LANES = 16
 _F32 = ir.FloatType()
@@ -22,20 +27,20 @@ _VEC = ir.VectorType(_F32, LANES)
 
 
 @intrinsic
-def as_pointer(typingctx: Any, address: Any) -> Any:  # noqa: ARG001 - numba's calling convention
+def as_pointer(typingctx: Any, address: Any) -> Any:
     """An int64 address as a void pointer, for `carray`."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
 
     return types.voidptr(types.int64), codegen
 
 
 @intrinsic
-def fetch_add(typingctx: Any, address: Any) -> Any:  # noqa: ARG001
+def fetch_add(typingctx: Any, address: Any) -> Any:
     """Add one to the int64 at an address, atomically; returns the value before."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], _I64.as_pointer())
         return builder.atomic_rmw("add", pointer, ir.Constant(_I64, 1), "monotonic")
 
@@ -43,16 +48,16 @@ def fetch_add(typingctx: Any, address: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic
-def _float_bits(typingctx: Any, value: Any) -> Any:  # noqa: ARG001
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+def _float_bits(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _I32)
 
     return types.int32(types.float32), codegen
 
 
 @intrinsic
-def _bits_float(typingctx: Any, value: Any) -> Any:  # noqa: ARG001
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+def _bits_float(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _F32)
 
     return types.float32(types.int32), codegen
@@ -66,8 +71,8 @@ _LN2_LOW = np.float32(-2.12194440e-4)
 _LOWEST = np.float32(-87.0)
 
 
-@numba.njit(nogil=True, inline="always")
-def exp32(x: float) -> float:
+@njit(nogil=True, inline="always")
+def exp32(x: Any) -> Any:
     """e**x for x <= 0 in float32, to 2 ulp; flushes to about 1e-38 below -87, and keeps NaN.
 
     No fast-math here: the rounding trick needs the operations as written.
@@ -132,20 +137,34 @@ def _store(builder: Any, value: Any, base: Any, offset: Any) -> None:
     builder.store(value, pointer).align = 4
 
 
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at an address; harmless wherever it points."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(call, [pointer, ir.Constant(_I32, 0), ir.Constant(_I32, 2), ir.Constant(_I32, 1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
 _KEYS_AT_ONCE = 8
 
 
 @intrinsic
 def score_keys(
     typingctx: Any, queries: Any, keys: Any, key_stride: Any, num_keys: Any, head_dim: Any, scores: Any
-) -> Any:  # noqa: ARG001
+) -> Any:
     """scores[s, lane] = sum over d, in rising order, of queries[d, lane] * keys[s * key_stride + d].
 
     All int64: addresses of float32 (`queries` [head_dim, 16], `scores` [num_keys, 16]) and counts. num_keys must be a
     multiple of 8; what lies behind the last true key must be readable, its scores are to be masked by the caller.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _F32.as_pointer()
         queries, keys, scores = (builder.inttoptr(args[i], pointer) for i in (0, 1, 5))
         stride, num_keys, head_dim = args[2], args[3], args[4]
@@ -182,8 +201,8 @@ def _values_intrinsic(num_parts_at_once: int) -> Any:
     @intrinsic
     def add_values(
         typingctx: Any, weights: Any, values: Any, value_stride: Any, num_keys: Any, num_parts: Any, out: Any
-    ) -> Any:  # noqa: ARG001
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+    ) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = _F32.as_pointer()
             weights, values, out = (builder.inttoptr(args[i], pointer) for i in (0, 1, 5))
             stride, num_keys, num_parts = args[2], args[3], args[4]

@@ -1,0 +1,1 @@
+"""Runs plans of the engine on a model: memory, inputs, forward pass, sampling, and the thread that does it."""

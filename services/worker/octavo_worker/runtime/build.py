@@ -1,0 +1,188 @@
+"""Puts an engine together from a model and settings. Knows no service, no environment and no concrete plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from octavo_common.errors import FailedPrecondition
+from octavo_common.jobs.spec import ModelCard
+from octavo_common.text.bundle import TokenizerBundle
+from octavo_worker.attention.base import AttentionBackend, AttentionNeed, KVSpec, select
+from octavo_worker.engine.blocks import BlockPool
+from octavo_worker.engine.core import Engine
+from octavo_worker.engine.ports import LocalKV, NeverExit
+from octavo_worker.engine.queueing import PriorityQueue
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.engine.types import Limits
+from octavo_worker.models.base import LoadedModel
+from octavo_worker.models.registry import load_model
+from octavo_worker.runtime.executor import TorchExecutor
+from octavo_worker.runtime.inputs import InputBuilder
+from octavo_worker.runtime.memory import allocate_pool, block_bytes
+from octavo_worker.runtime.runner import ModelRunner
+from octavo_worker.verify.coupled import Coupled
+
+log = structlog.get_logger(__name__)
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is made from."""
+
+    model_path: Path
+    # Name under which the model is served; empty takes the file's own.
+    model_name: str = ""
+    # auto is chosen by rule; on a CPU it is float32.
+    precision: str = "auto"
+    kv_bytes: int = 1 << 30
+    # None takes what torch finds.
+    num_threads: int | None = None
+    # auto takes the first backend that can serve the model.
+    attention_backend: str = "auto"
+    max_batch_tokens: int = 512
+    max_sequences: int = 64
+    max_prompt_tokens_beside_decode: int = 64
+    max_chunk_tokens: int | None = None
+    # Debug: blocks hold NaN until they are written.
+    poison_fresh_blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendDeps:
+    """What attention backends are built from."""
+
+    num_heads: int
+    num_kv_heads: int
+    block_size: int
+    num_threads: int
+
+
+BackendFactory = Callable[[BackendDeps, str], Sequence[AttentionBackend]]
+"""``factory(deps, name)``: the backends to choose from in order of preference; ``auto`` is all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltEngine:
+    """An engine and what its service announces."""
+
+    engine: Engine
+    card: ModelCard
+    bundle: TokenizerBundle
+    eos_ids: tuple[int, ...]
+    limits: Limits
+    loaded: LoadedModel
+    attention_backend: str
+
+
+def build_engine(config: EngineConfig, backends: BackendFactory) -> BuiltEngine:
+    """Load the model and build the engine. Raises typed errors: bad files, no backend, a pool too small."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    precision = "float32" if config.precision == "auto" else config.precision
+    loaded = load_model(config.model_path, precision=precision, name=config.model_name)
+    return assemble(config, loaded, backends)
+
+
+def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory) -> BuiltEngine:
+    """Build the engine around a loaded model."""
+    model = loaded.config
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    num_threads = torch.get_num_threads()
+    deps = BackendDeps(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        block_size=BLOCK_SIZE,
+        num_threads=num_threads,
+    )
+    need = AttentionNeed(
+        device="cpu",
+        dtype=model.dtype,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=BLOCK_SIZE,
+    )
+    attention = select(backends(deps, config.attention_backend), need)
+    num_blocks = config.kv_bytes // block_bytes(
+        num_layers=model.num_layers,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+    )
+    if num_blocks < 1:
+        raise FailedPrecondition(
+            f"{config.kv_bytes} bytes hold no block of keys and values", hint="raise OCTAVO_WORKER_KV_BYTES"
+        )
+    spec = KVSpec(
+        num_blocks=num_blocks,
+        num_layers=model.num_layers,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+    )
+    pool = allocate_pool(attention.kv_shape(spec), dtype, poison=config.poison_fresh_blocks)
+    executor = TorchExecutor(
+        inputs=InputBuilder(block_size=BLOCK_SIZE, max_blocks=num_blocks_of_longest(model.context_length, num_blocks)),
+        runner=ModelRunner(model=loaded.model, attention=attention, kv=pool),
+        verifier=Coupled(),
+        poison_fresh_blocks=config.poison_fresh_blocks,
+    )
+    limits = Limits(
+        max_batch_tokens=config.max_batch_tokens,
+        max_sequences=config.max_sequences,
+        max_prompt_tokens_beside_decode=config.max_prompt_tokens_beside_decode,
+        max_chunk_tokens=config.max_chunk_tokens,
+        max_sequence_tokens=min(model.context_length, num_blocks * BLOCK_SIZE - executor.lookahead),
+    )
+    numerics_id = describe_numerics(model.dtype, attention.name, num_threads)
+    scheduler = Scheduler(
+        pool=BlockPool(num_blocks, BLOCK_SIZE),
+        limits=limits,
+        queue=PriorityQueue(),
+        kv=LocalKV(),
+        exit_policy=NeverExit(),
+        lookahead=executor.lookahead,
+        extras=(("model", loaded.digest), ("numerics", numerics_id)),
+    )
+    card = ModelCard(
+        name=loaded.name,
+        digest=loaded.digest,
+        family=model.family,
+        numerics_id=numerics_id,
+        tokenizer_digest=loaded.bundle.digest,
+        max_sequence_tokens=limits.max_sequence_tokens,
+        context_length=model.context_length,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        vocab_size=model.vocab_size,
+    )
+    log.info("engine.built", model=card.name, numerics_id=numerics_id, num_blocks=num_blocks, attention=attention.name)
+    return BuiltEngine(
+        engine=Engine(scheduler, executor),
+        card=card,
+        bundle=loaded.bundle,
+        eos_ids=model.eos_ids,
+        limits=limits,
+        loaded=loaded,
+        attention_backend=attention.name,
+    )
+
+
+def num_blocks_of_longest(context_length: int, num_blocks: int) -> int:
+    """Blocks of the longest sequence."""
+    return min(-(-context_length // BLOCK_SIZE), num_blocks)
+
+
+def describe_numerics(dtype: str, attention: str, num_threads: int) -> str:
+    """What tokens depend on beside model and request, for example `float32/cpu-torch-2.13/avx512/t1`."""
+    version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
+    instructions = torch.backends.cpu.get_cpu_capability().lower()
+    return f"{dtype}/{attention}-torch-{version}/{instructions}/t{num_threads}"

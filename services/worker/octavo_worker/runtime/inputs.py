@@ -1,0 +1,127 @@
+"""Turns a plan into tensors. Keeps each sequence's block table between steps, so that a step costs what is new in it.
+
+T fed tokens of all rows, S wanted positions, R rows, B blocks of the longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_worker.attention.base import AttnBatch
+from octavo_worker.engine.plan import RowPlan
+from octavo_worker.engine.types import SamplingParams, SeqId
+from octavo_worker.verify.base import WantedRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardInputs:
+    """What the model and the verifier need for one step."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    attention: AttnBatch
+    # Indices into T, row after row, of the positions whose logits are wanted.
+    wanted_S: Tensor
+    # Rows that want something, in the order of wanted_S.
+    wanted_ids: tuple[SeqId, ...]
+    wanted_rows: tuple[WantedRow, ...]
+
+
+class InputBuilder:
+    """Block tables and parameters of the sequences that the executor knows."""
+
+    def __init__(self, *, block_size: int, max_blocks: int) -> None:
+        self._block_size = block_size
+        self._tables = np.zeros((8, max_blocks), np.int32)
+        self._slots: dict[SeqId, int] = {}
+        self._params: dict[SeqId, SamplingParams] = {}
+        self._free = list(range(len(self._tables)))
+
+    @property
+    def num_known(self) -> int:
+        """Sequences that are remembered."""
+        return len(self._slots)
+
+    def forget(self, ids: Sequence[SeqId]) -> None:
+        """Drop sequences; unknown ones are no error."""
+        for seq_id in ids:
+            slot = self._slots.pop(seq_id, None)
+            if slot is not None:
+                self._free.append(slot)
+                del self._params[seq_id]
+
+    def build(self, rows: Sequence[RowPlan]) -> ForwardInputs:
+        """Apply the rows' news and lay out their tokens. Applying a row twice gives the same."""
+        slots_R = np.array([self._apply(row) for row in rows], np.int64)
+        starts_R = np.array([row.start for row in rows], np.int32)
+        counts_R = np.array([len(row.tokens) + len(row.draft) for row in rows], np.int32)
+        tokens_T: list[int] = []
+        for row in rows:
+            assert not row.draft.tokens, "no drafter is configured"
+            tokens_T.extend(row.tokens)
+        first_R = np.cumsum(counts_R) - counts_R
+        rows_T = np.repeat(np.arange(len(rows)), counts_R)
+        positions_T = np.arange(len(tokens_T)) + np.repeat(starts_R.astype(np.int64) - first_R, counts_R)
+        num_blocks = -(-int((starts_R + counts_R).max()) // self._block_size)
+        tables_RB = self._tables[slots_R, :num_blocks]
+        blocks_T = tables_RB[rows_T, positions_T // self._block_size].astype(np.int64)
+        wanted_S: list[int] = []
+        wanted_ids: list[SeqId] = []
+        wanted_rows: list[WantedRow] = []
+        for row, first in zip(rows, first_R.tolist(), strict=True):
+            if row.wants:
+                assert len(row.wants) == 1, "prompt logits are not served yet"
+                wanted_S.append(first + row.wants.start - row.start)
+                wanted_ids.append(row.id)
+                wanted_rows.append(self._wanted(row))
+        return ForwardInputs(
+            tokens_T=torch.tensor(tokens_T, dtype=torch.int64),
+            positions_T=torch.from_numpy(positions_T),
+            attention=AttnBatch(
+                starts_R=starts_R,
+                num_tokens_R=counts_R,
+                tables_RB=tables_RB,
+                slots_T=blocks_T * self._block_size + positions_T % self._block_size,
+            ),
+            wanted_S=torch.tensor(wanted_S, dtype=torch.int64),
+            wanted_ids=tuple(wanted_ids),
+            wanted_rows=tuple(wanted_rows),
+        )
+
+    def fresh_blocks(self, rows: Sequence[RowPlan]) -> list[int]:
+        """Blocks that the rows bring and in which nothing was computed yet: not those found in the prefix cache."""
+        found: list[int] = []
+        for row in rows:
+            num_computed = -(-row.start // self._block_size)
+            found.extend(b for i, b in enumerate(row.new_blocks, row.first_block) if i >= num_computed)
+        return found
+
+    def _apply(self, row: RowPlan) -> int:
+        if row.params is not None:
+            self._params[row.id] = row.params
+            if row.id not in self._slots:
+                self._slots[row.id] = self._take_slot()
+        slot = self._slots[row.id]
+        last = row.first_block + len(row.new_blocks)
+        self._tables[slot, row.first_block : last] = row.new_blocks
+        return slot
+
+    def _take_slot(self) -> int:
+        if not self._free:
+            num_slots = len(self._tables)
+            self._tables = np.concatenate([self._tables, np.zeros_like(self._tables)])
+            self._free = list(range(num_slots, 2 * num_slots))
+        return self._free.pop()
+
+    def _wanted(self, row: RowPlan) -> WantedRow:
+        return WantedRow(
+            choice=row.id.choice,
+            position=row.wants.start + 1,
+            params=self._params[row.id],
+            draft=row.draft,
+        )

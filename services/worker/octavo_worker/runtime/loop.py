@@ -1,0 +1,111 @@
+"""The thread that owns the engine. Everybody else talks to it by commands; it answers with deltas. No polling.
+
+Knows no asyncio: the callbacks run in this thread, and whoever receives them hands them on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from octavo_common.clock import Clock
+from octavo_worker.engine.core import Engine
+from octavo_worker.engine.types import AdmissionError, Delta, FinishReason, Request, RequestId, SeqId, StepStats
+
+log = structlog.get_logger(__name__)
+
+OnDeltas = Callable[[list[Delta], StepStats, float], None]
+"""``on_deltas(deltas, stats, step_s)``: after every step; with step_s 0 after an add or abort that said something."""
+OnCrash = Callable[[BaseException], None]
+
+
+class EngineLoop:
+    """Runs steps while there is work and sleeps when there is none."""
+
+    def __init__(self, engine: Engine, *, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._commands: deque[Request | RequestId] = deque()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._last_progress_s = clock.monotonic()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is due or running. With last_progress_s this is what a watchdog needs."""
+        return self._busy or bool(self._commands)
+
+    @property
+    def last_progress_s(self) -> float:
+        """Monotonic time at which the last step ended, or at which work came after a pause."""
+        return self._last_progress_s
+
+    def start(self, on_deltas: OnDeltas, on_crash: OnCrash) -> None:
+        """Start the thread. After on_crash nothing runs any more, and commands are dropped."""
+        assert self._thread is None, "a loop starts once"
+        self._thread = threading.Thread(target=self._run, args=(on_deltas, on_crash), name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Take a request; one that can never run is answered with a delta that finishes in error."""
+        self._command(request)
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request at any stage; an unknown one is no error."""
+        self._command(request_id)
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """End after the step that runs now, and wait for it."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _command(self, command: Request | RequestId) -> None:
+        with self._wake:
+            if not self.has_work:
+                self._last_progress_s = self._clock.monotonic()
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _run(self, on_deltas: OnDeltas, on_crash: OnCrash) -> None:
+        try:
+            while self._wait():
+                self._take_commands(on_deltas)
+                if self._engine.has_work:
+                    started_s = self._clock.monotonic()
+                    deltas = self._engine.step()
+                    self._last_progress_s = self._clock.monotonic()
+                    on_deltas(deltas, self._engine.stats(), self._last_progress_s - started_s)
+        except BaseException as error:  # the top of the thread: nobody else would hear of it
+            log.exception("engine.crashed")
+            on_crash(error)
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False when it is time to end."""
+        with self._wake:
+            self._busy = self._engine.has_work
+            while not (self._commands or self._busy or self._stopping):
+                self._wake.wait()
+            self._busy = True
+            return not self._stopping
+
+    def _take_commands(self, on_deltas: OnDeltas) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            deltas = self._engine.abort(command) if isinstance(command, str) else self._add(command)
+            if deltas:
+                on_deltas(deltas, self._engine.stats(), 0.0)
+
+    def _add(self, request: Request) -> list[Delta]:
+        try:
+            return self._engine.add(request)
+        except AdmissionError as error:
+            log.warning("engine.refused", request_id=request.id, code=error.code)
+            return [Delta(id=SeqId(request.id, 0), finish=FinishReason.ERROR, error=str(error))]

@@ -1,0 +1,54 @@
+"""One forward pass over a step's tokens: the model, attention over the pool, and logits where they are wanted.
+
+Only what is common to every model belongs here. T fed tokens, S wanted positions, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from octavo_worker.attention.base import AttentionBackend
+from octavo_worker.models.base import Model
+from octavo_worker.runtime.inputs import ForwardInputs
+
+
+class ModelRunner:
+    """A model with its pool of keys and values."""
+
+    def __init__(
+        self, *, model: Model, attention: AttentionBackend, kv: Tensor, max_logits_bytes: int = 64 * 1024 * 1024
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._kv = kv
+        self._rows_at_once = max(1, max_logits_bytes // (4 * model.config.vocab_size))
+
+    def forward(self, inputs: ForwardInputs) -> Tensor:
+        """Hidden states ``[T, D]``; writes the tokens' keys and values into the pool."""
+        plan = self._attention.plan(inputs.attention)
+
+        def attend(layer: int, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor) -> Tensor:
+            self._attention.write_kv(k_TGH, v_TGH, self._kv, plan, layer)
+            return self._attention.forward(q_TNH, self._kv, plan, layer)
+
+        with torch.inference_mode():
+            return self._model.forward(inputs.tokens_T, inputs.positions_T, attend)
+
+    def logits(self, hidden_TD: Tensor, counts_R: list[int], wanted_S: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Logits of the wanted positions as (rows, ``[S, V]``), in slices of bounded bytes that cut no row apart."""
+        first_row = first = 0
+        while first_row < len(counts_R):
+            last_row, last = first_row + 1, first + counts_R[first_row]
+            while last_row < len(counts_R) and last + counts_R[last_row] - first <= self._rows_at_once:
+                last += counts_R[last_row]
+                last_row += 1
+            with torch.inference_mode():
+                yield slice(first_row, last_row), self._model.logits(hidden_TD[wanted_S[first:last]])
+            first_row, first = last_row, last
+
+    def poison(self, blocks: list[int]) -> None:
+        """Fill blocks with NaN, so that a wrong mask shows."""
+        self._kv[torch.tensor(blocks, dtype=torch.int64)] = torch.nan

@@ -1,0 +1,1 @@
+"""From logits to tokens: drawing them, and checking drafts against the draws."""
