@@ -81,11 +81,9 @@ def _in_order(jobs: Sequence[QueuedJob], running: Counter[str]) -> Iterable[Queu
         heap = [(running[key], queue[0][0], key, queue, 0) for key, queue in classes[order].items()]
         heapify(heap)
         while heap:
-            count, index, key, queue, turn = heap[0]
-            if running[key] != count:
-                heapreplace(heap, (running[key], index, key, queue, turn))
-                continue
+            _, _, key, queue, turn = heap[0]
             yield queue[turn][1]
+            # Only this key's count can have changed.
             if turn + 1 == len(queue):
                 heappop(heap)
             else:
