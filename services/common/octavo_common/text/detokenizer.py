@@ -6,12 +6,12 @@ Never repeats, loses or splits a character, and the whole equals what the tokeni
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from octavo_common.text.decoding import Piece, PieceTable
 from octavo_common.text.tokenizer import Tokenizer
+from octavo_common.text.utf8 import num_open_bytes
 
 _REPLACEMENT = "\ufffd"
 
@@ -58,17 +58,19 @@ class _ByteLevel:
     """Tokens are runs of bytes; a character may begin in one token and end in another."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # Bytes of the open character.
+        self._pending = b""
         # Tokens that wait for the end of the open character: the first began it, the others only continue it.
         self._open: list[str] = []
 
     def feed(self, piece: Piece) -> list[TokenText]:
         if not self._open and not isinstance(piece, bytes):
             return [TokenText(_text(piece), True)]
-        text = self._decoder.decode(_bytes(piece))
-        pending = bool(self._decoder.getstate()[0])
+        data = self._pending + _bytes(piece)
+        num_whole = len(data) - num_open_bytes(data)
+        text, self._pending = data[:num_whole].decode("utf-8", "replace"), data[num_whole:]
         if not self._open:
-            if pending:
+            if self._pending:
                 self._open = [text]
                 return []
             return [TokenText(text, True)]
@@ -77,7 +79,7 @@ class _ByteLevel:
             return []
         # The open bytes begin a character, so they become exactly one, valid or not: the first of `text`.
         done = self._close(text[0])
-        if pending:
+        if self._pending:
             self._open = [text[1:]]
             return done
         return [*done, TokenText(text[1:], True)]
@@ -91,8 +93,15 @@ class _ByteLevel:
         return done
 
     def end(self) -> list[TokenText]:
-        text = self._decoder.decode(b"", final=True)
-        return self._close(text) if self._open else []
+        self._pending = b""
+        return self._close(_REPLACEMENT) if self._open else []
+
+
+class _RunToken(NamedTuple):
+    # None: a token without text inside the run.
+    byte: int | None
+    # Whether the run up to here is valid UTF-8 that ends with a character.
+    complete: bool
 
 
 class _Pieces:
@@ -101,29 +110,54 @@ class _Pieces:
     def __init__(self, pieces: PieceTable, *, mid_text: bool) -> None:
         self._strip_char = pieces.form.strip_char
         self._num_strip = 0 if mid_text else pieces.form.num_strip
-        # The open run: a byte per token, None for a token without text in between.
-        self._run: list[int | None] = []
+        # The open run, as long as it may still be valid.
+        self._run: list[_RunToken] = []
+        # Its last bytes, if they are open.
+        self._pending = b""
+        # The run is invalid whatever comes.
+        self._broken = False
 
     def feed(self, piece: Piece) -> list[TokenText]:
-        if isinstance(piece, int) or (piece is None and self._run):
-            self._run.append(piece)
+        if isinstance(piece, int):
+            return self._strip(self._feed_byte(piece))
+        if piece is None and self._run:
+            self._run.append(_RunToken(None, self._run[-1].complete))
             return []
         text = _text(piece)
+        if piece is not None:
+            self._broken = False
         if not self._run and not self._num_strip:
             return [TokenText(text, True)]
         return self._strip([*self._close(), TokenText(text, True)])
 
-    def _close(self) -> list[TokenText]:
-        data = bytes(b for b in self._run if b is not None)
+    def _feed_byte(self, byte: int) -> list[TokenText]:
+        if self._broken:
+            return [TokenText(_REPLACEMENT, True)]
+        self._pending += bytes((byte,))
+        if num_open_bytes(self._pending) == len(self._pending):
+            self._run.append(_RunToken(byte, False))
+            return []
         try:
-            chars = iter(data.decode("utf-8"))
-            texts = ["" if b is None or 0x80 <= b < 0xC0 else next(chars) for b in self._run]
+            self._pending.decode("utf-8")
         except UnicodeDecodeError:
-            texts = ["" if b is None else _REPLACEMENT for b in self._run]
-        # Inside the run nothing is sound: one bad byte at its end would have changed all of it.
-        last = max((n for n, b in enumerate(self._run) if b is not None), default=0)
-        self._run = []
-        return [TokenText(text, n >= last) for n, text in enumerate(texts)]
+            self._run.append(_RunToken(byte, False))
+            self._broken = True
+            return self._close()
+        self._run.append(_RunToken(byte, True))
+        self._pending = b""
+        return []
+
+    def _close(self) -> list[TokenText]:
+        """The run is over, or broken. A border inside is sound where the run up to it decodes alike by itself."""
+        run, self._run = self._run, []
+        self._pending = b""
+        if run and run[-1].complete:
+            chars = iter(bytes(token.byte for token in run if token.byte is not None).decode("utf-8"))
+            return [
+                TokenText("" if token.byte is None or 0x80 <= token.byte < 0xC0 else next(chars), token.complete)
+                for token in run
+            ]
+        return [TokenText("" if token.byte is None else _REPLACEMENT, not token.complete) for token in run]
 
     def _strip(self, tokens: list[TokenText]) -> list[TokenText]:
         stripped: list[TokenText] = []

@@ -6,7 +6,6 @@ from a thread, never from an event loop. Long texts are encoded without the inte
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -163,8 +162,3 @@ def _template_tokens(bundle: TokenizerBundle) -> dict[str, str]:
     if bundle.eos_token is not None:
         tokens["eos_token"] = bundle.eos_token
     return tokens
-
-
-def tokenizer_model(bundle: TokenizerBundle) -> str:
-    """The kind of the bundle's model, for example BPE; for display."""
-    return str(json.loads(bundle.tokenizer_json).get("model", {}).get("type", "unknown"))
