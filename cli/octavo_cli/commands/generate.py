@@ -1,0 +1,122 @@
+"""octavo generate and chat: text from the model. Only the answer goes to stdout; figures go to stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+import octavo
+from octavo_cli.context import Context
+from octavo_cli.output import err, say, show_json
+
+
+def _sampling(command: Any) -> Any:
+    options: tuple[Any, ...] = (
+        click.option("--model", default="", help="Name of a served model; not needed when there is only one."),
+        click.option("--max-tokens", type=int, help="Most tokens of the answer."),
+        click.option("--temperature", type=float, help="0 takes the likeliest token each time."),
+        click.option("--top-k", type=int, help="Keep the k likeliest tokens."),
+        click.option("--top-p", type=float, help="Keep the likeliest tokens that reach this probability."),
+        click.option("--seed", type=int, help="Equal seeds give equal answers."),
+        click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated."),
+        click.option("--timeout", "timeout_s", type=float, help="Seconds that the job may take."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("prompt")
+@_sampling
+@click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
+@click.option("--raw", is_flag=True, help="Without the chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON at the end.")
+@click.pass_obj
+def generate(context: Context, prompt: str, raw: bool, as_json: bool, **request: Any) -> None:
+    """Answer PROMPT ("-" reads it from stdin). The chat template is applied unless --raw."""
+    text = click.get_text_stream("stdin").read() if prompt == "-" else prompt
+    source: dict[str, Any] = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
+    with context.client() as client:
+        stream = client.generate(**source, **request)
+        result = _print_stream(stream, quiet=as_json)
+        if as_json:
+            show_json({"job_id": stream.job_id, "model": stream.model, "result": result})
+        else:
+            click.echo()
+            say(_figures(stream.job_id, result))
+
+
+@click.command()
+@_sampling
+@click.option("--system", default="", help="What the model is told first.")
+@click.pass_obj
+def chat(context: Context, system: str, **request: Any) -> None:
+    """Talk with the model, line by line. Ctrl-C stops an answer; an empty line, Ctrl-D or /exit ends."""
+    history = [{"role": "system", "content": system}] if system else []
+    with context.client() as client:
+        while True:
+            said = _ask()
+            if said in ("", "/exit"):
+                return
+            history.append({"role": "user", "content": said})
+            stream = client.generate(messages=history, **request)
+            try:
+                result = _print_stream(stream, quiet=False)
+                click.echo()
+                say(_figures(stream.job_id, result))
+            except KeyboardInterrupt:
+                stream.close()
+                click.echo()
+                say("stopped")
+            history.append({"role": "assistant", "content": stream.text})
+
+
+def _ask() -> str:
+    interactive = sys.stdin.isatty()
+    if interactive:
+        err.print("[bold]> [/bold]", end="")
+    try:
+        return input().strip()
+    except EOFError:
+        return ""
+
+
+def _print_stream(stream: octavo.TokenStream, *, quiet: bool) -> octavo.GenerationResult:
+    """Print the text as it comes; a spinner on stderr until the first of it."""
+    status = err.status("waiting for the first token") if err.is_terminal else None
+    if status is not None:
+        status.start()
+    try:
+        for chunk in stream:
+            if status is not None and (chunk.text or quiet is False):
+                status.stop()
+                status = None
+            if not quiet and chunk.text:
+                click.echo(chunk.text, nl=False)
+    finally:
+        if status is not None:
+            status.stop()
+    if stream.result is None:
+        raise octavo.CancelledError("the job was cancelled", job_id=stream.job_id)
+    return stream.result
+
+
+def _figures(job_id: str, result: octavo.GenerationResult) -> str:
+    usage = result.usage
+    decode_s = usage.total_s - usage.time_to_first_token_s
+    rate = (usage.completion_tokens - 1) / decode_s if usage.completion_tokens > 1 and decode_s > 0 else 0.0
+    parts = [
+        f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
+        f"first after {usage.time_to_first_token_s * 1000:.0f} ms",
+        f"{rate:.1f} tokens/s" if rate else "",
+        f"{usage.cached_tokens} cached" if usage.cached_tokens else "",
+        f"moved {usage.num_losses} times" if usage.num_losses else "",
+        "numerics changed" if usage.numerics_changed else "",
+        str(result.finish_reason),
+        f"seed {usage.seed}",
+        f"job {job_id}",
+    ]
+    return "[" + ", ".join(part for part in parts if part) + "]"

@@ -1,0 +1,1 @@
+"""Starts the platform on one machine and keeps it alive."""

@@ -1,0 +1,104 @@
+"""Starts processes that die with their parent, and finds and ends those that are provably ours."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from octavo_cli.supervisor.plan import MARK
+
+_PR_SET_PDEATHSIG = 1
+# Loaded before any fork: a child must not load libraries between fork and exec.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def spawn(argv: Iterable[str], env: Mapping[str, str], log: Path, *, cwd: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own, its words appended to ``log``. On Linux it ends when this thread does."""
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        assert _LIBC is not None
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+            preexec_fn=None if _LIBC is None else die_with_parent,
+        )
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process began; None when there is none. With the pid it names one process for good."""
+    try:
+        # The command's name may hold blanks and brackets; fields are counted after its last bracket.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else int(fields[19])
+    except FileNotFoundError:
+        if Path("/proc/self").exists():
+            return None
+    except (OSError, IndexError, ValueError):
+        return None
+    with suppress(psutil.Error):
+        return int(psutil.Process(pid).create_time())
+    return None
+
+
+def is_same(pid: int | None, started: int | None) -> bool:
+    """True when the process lives and began then."""
+    return pid is not None and started is not None and start_ticks(pid) == started
+
+
+def marked(data_dir: Path) -> list[psutil.Process]:
+    """All living processes of the platform in ``data_dir``, by the mark that they inherit in their environment."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(MARK) == str(data_dir):
+                found.append(process)
+    return found
+
+
+def end_marked(data_dir: Path, grace_s: float, say: Callable[[str], None]) -> int:
+    """End all processes of the platform: SIGTERM, then SIGKILL after ``grace_s``. Returns how many there were."""
+    processes = marked(data_dir)
+    for process in processes:
+        with suppress(psutil.Error):
+            say(f"ending {process.pid} {' '.join(process.cmdline()[1:4])}")
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=grace_s)
+    # Processes that were being started meanwhile are found by a second look.
+    for process in {*alive, *marked(data_dir)}:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5)
+    return len(processes)
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of a process group whose leader has ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_pip() -> None:
+    """Kill the downloads that this process has started: there is no other way to interrupt one."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "pip" in child.cmdline():
+                child.kill()
