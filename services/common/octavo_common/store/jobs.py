@@ -7,7 +7,6 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Float, Integer, Text, Uuid, bindparam, insert, select, text
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from octavo_common import ids
 from octavo_common.db.tables import job_events, jobs, tenants
@@ -23,7 +22,6 @@ MAX_LISTED = 1000
 _TENANT_LOCK = 0x0C7A
 
 _LOCK_TENANT = text("select pg_advisory_xact_lock(:space, hashtext(:tenant))")
-_COUNT_QUEUED = text("select count(*) from jobs where tenant = :tenant and state = 'queued' and ended_at is null")
 
 _INSERT = text(
     f"""
@@ -31,9 +29,11 @@ _INSERT = text(
       insert into jobs (id, kind, tenant, fair_key, cache_salt, model, model_digest, priority, payload, prompt_ids,
                         num_prompt_tokens, prefix_keys, stream_owner, deadline, traceparent, idempotency_key,
                         request_digest)
-      values (:id, :kind, :tenant, :fair_key, :cache_salt, :model, :model_digest, :priority, :payload, :prompt_ids,
-              :num_prompt_tokens, :prefix_keys, :stream_owner, now() + make_interval(secs => :timeout_s),
-              :traceparent, :idempotency_key, :request_digest)
+      select :id, :kind, :tenant, :fair_key, :cache_salt, :model, :model_digest, :priority, :payload, :prompt_ids,
+             :num_prompt_tokens, :prefix_keys, :stream_owner, now() + make_interval(secs => :timeout_s),
+             :traceparent, :idempotency_key, :request_digest
+      where :max_queued is null or :max_queued > (
+        select count(*) from jobs where tenant = :tenant and state = 'queued' and ended_at is null)
       on conflict do nothing
       returning *
     ), history as (
@@ -48,6 +48,22 @@ _INSERT = text(
     bindparam("prompt_ids", type_=ARRAY(Integer)),
     bindparam("prefix_keys", type_=ARRAY(Text)),
     bindparam("timeout_s", type_=Float()),
+    bindparam("max_queued", type_=Integer()),
+    *(
+        bindparam(name, type_=Text())
+        for name in (
+            "kind",
+            "tenant",
+            "fair_key",
+            "cache_salt",
+            "model",
+            "model_digest",
+            "traceparent",
+            "idempotency_key",
+            "request_digest",
+        )
+    ),
+    *(bindparam(name, type_=Integer()) for name in ("priority", "num_prompt_tokens")),
 )
 
 
@@ -60,38 +76,38 @@ class JobStore(Store):
         Safe to repeat with the same id after a lost answer. Raises QuotaExceeded when the tenant has max_queued jobs
         queued, IdempotencyConflict when the key was used with another request, Unavailable.
         """
-        if max_queued is None and job.idempotency_key is None:
-            rows = await self._run(_INSERT, _insert_values(job))
-            if rows:
-                return to_job(rows[0]._mapping), True
-        async with self._transaction() as connection:
-            # The lock's statement is apart: the next one must see what earlier holders have committed.
-            await connection.execute(_LOCK_TENANT, {"space": _TENANT_LOCK, "tenant": job.tenant})
-            existing = await self._existing(connection, job)
-            if existing is not None:
-                return existing, existing.id == job.id
-            if max_queued is not None:
-                num_queued = (await connection.execute(_COUNT_QUEUED, {"tenant": job.tenant})).scalar_one()
-                if num_queued >= max_queued:
-                    raise quota_exceeded(job.tenant, num_queued=num_queued, max_queued=max_queued)
-            row = (await connection.execute(_INSERT, _insert_values(job))).mappings().first()
-            if row is None:  # the id belongs to another tenant's job: only a forged id can
-                raise IdempotencyConflict(job.idempotency_key or str(job.id))
-            return to_job(row), True
+        values = _insert_values(job, max_queued)
+        if max_queued is None:
+            rows = await self._run(_INSERT, values)
+        else:
+            async with self._transaction() as connection:
+                # The lock's statement is apart: the next one must see what earlier holders have committed.
+                await connection.execute(_LOCK_TENANT, {"space": _TENANT_LOCK, "tenant": job.tenant})
+                rows = (await connection.execute(_INSERT, values)).all()
+        if rows:
+            return to_job(rows[0]._mapping), True
+        existing = await self._existing(job)
+        if existing is not None:
+            return existing, existing.id == job.id
+        if max_queued is None:  # the id is another tenant's: only a forged one can be
+            raise IdempotencyConflict(job.idempotency_key or str(job.id))
+        raise QuotaExceeded(
+            f"tenant {job.tenant!r} has {max_queued} queued jobs, and that is its limit",
+            hint="try again when some of them have run",
+            retry_after_s=1.0,
+        )
 
-    @staticmethod
-    async def _existing(connection: AsyncConnection, job: NewJob) -> Job | None:
+    async def _existing(self, job: NewJob) -> Job | None:
         """The job that this request has made before: by its idempotency key, or by its id when an answer was lost."""
         same = jobs.c.id == job.id
         if job.idempotency_key is not None:
             same |= jobs.c.idempotency_key == job.idempotency_key
-        found = await connection.execute(select(*job_columns).where(jobs.c.tenant == job.tenant, same))
-        row = found.mappings().first()
-        if row is None:
+        rows = await self._run(select(*job_columns).where(jobs.c.tenant == job.tenant, same))
+        if not rows:
             return None
-        if row["request_digest"] != job.request_digest:
+        if rows[0].request_digest != job.request_digest:
             raise IdempotencyConflict(job.idempotency_key or str(job.id))
-        return to_job(row)
+        return to_job(rows[0]._mapping)
 
     async def get(self, job_id: UUID, *, tenant: str | None) -> Job:
         """Read a job; tenant None sees all. Raises JobNotFound."""
@@ -182,17 +198,9 @@ class JobStore(Store):
         return [JobEvent(**row._mapping) for row in rows]
 
 
-def quota_exceeded(tenant: str, *, num_queued: int, max_queued: int) -> QuotaExceeded:
-    """The refusal that a tenant with a full queue gets."""
-    return QuotaExceeded(
-        f"tenant {tenant!r} has {num_queued} queued jobs, and {max_queued} is its limit",
-        hint="try again when some of them have run",
-        retry_after_s=1.0,
-    )
-
-
-def _insert_values(job: NewJob) -> dict[str, object]:
+def _insert_values(job: NewJob, max_queued: int | None) -> dict[str, object]:
     return {
+        "max_queued": max_queued,
         "id": job.id,
         "kind": job.kind,
         "tenant": job.tenant,

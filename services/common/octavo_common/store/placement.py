@@ -21,6 +21,10 @@ from octavo_common.store.upkeep import Upkeep
 _LEAD_LOCK = (0x0C7B, 1)
 _ASSIGN_LOCK = (0x0C7B, 2)
 
+# Without waiting for the disk: whatever acts on an assignment commits its claim first, and that flushes both. An
+# assignment that a crash of the database loses was never acted on.
+_LOCK_ASSIGNING = text("select pg_advisory_xact_lock(:space, :key), set_config('synchronous_commit', 'off', true)")
+
 # Asks pg_locks first: a session that takes an advisory lock twice would have to give it back twice.
 _TRY_LEAD = text(
     """
@@ -159,9 +163,7 @@ class PlacementStore(Upkeep):
         }
         async with self._transaction() as connection:
             # Two schedulers may believe for a moment that they lead: limits are counted one after the other.
-            await connection.execute(
-                text("select pg_advisory_xact_lock(:space, :key)"), {"space": _ASSIGN_LOCK[0], "key": _ASSIGN_LOCK[1]}
-            )
+            await connection.execute(_LOCK_ASSIGNING, {"space": _ASSIGN_LOCK[0], "key": _ASSIGN_LOCK[1]})
             return [row.id for row in await connection.execute(_ASSIGN, values)]
 
 

@@ -14,7 +14,9 @@ from octavo_common.jobs.model import HeartbeatAnswer, Held, NewProcess, ProcessR
 from octavo_common.jobs.spec import ModelCard
 from octavo_common.store.base import Store
 
-# An expired lease is renewed too while nobody has taken the job: after an outage of the database owners come first.
+# Without waiting for the disk: a renewal that a crash of the database loses is made again, and the reaper waits for a
+# whole lease after the server's start. An expired lease is renewed too while nobody has taken the job: after an outage
+# of the database owners come first.
 _HEARTBEAT = text(
     """
     with beat as (
@@ -29,7 +31,7 @@ _HEARTBEAT = text(
       where j.id = h.job_id and j.fence = h.fence and j.worker_id = :id and j.state in ('assigned','running')
       returning j.id, j.cancel_requested
     )
-    select exists(select from beat) as known,
+    select set_config('synchronous_commit', 'off', true), exists(select from beat) as known,
       array(select job_id from held except select id from renewed) as lost,
       array(select id from renewed where cancel_requested) as cancelled
     """
