@@ -35,7 +35,6 @@ from octavo_gateway.jobs import Jobs
 from octavo_gateway.lifecycle import Beat, Presence
 from octavo_gateway.models import Catalogue
 from octavo_gateway.observe import Observer
-from octavo_gateway.openai.app import make_app
 from octavo_gateway.prompts import Prompts
 from octavo_gateway.service import FleetServicer, GenerationServicer, JobServicer, ModelServicer
 from octavo_gateway.settings import GatewaySettings
@@ -154,6 +153,8 @@ async def _serve(
 ) -> int:
     life = Lifecycle()
     server = grpc_server(gateway, settings, telemetry, clock)
+    from octavo_gateway.openai.app import make_app
+
     http = HttpServer(make_app(gateway.api, limits=gateway.limits, telemetry=telemetry))
     metrics = MetricsServer(metrics=telemetry.prometheus_text, health=lambda: _health(listener, life))
     presence = Presence(gateway.processes, _process(gateway, settings), _beat(gateway), clock)

@@ -23,8 +23,18 @@ START_S = 10.0
 class _Server(uvicorn.Server):
     """Signals are the process's business, not the HTTP server's."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn when it begins to listen."""
+        await super().startup(sockets)
+        self.ready.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Called by uvicorn around serving."""
         yield
 
 
@@ -59,8 +69,7 @@ class HttpServer:
             ) from error
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name="http")
         async with asyncio.timeout(START_S):
-            while not self._server.started and not self._task.done():
-                await asyncio.sleep(0.005)
+            await self._server.ready.wait()
         return int(listening.getsockname()[1])
 
     @property

@@ -30,6 +30,8 @@ RETRY_PAUSES_S = (0.0, 0.05, 0.2)
 # The last message follows the commit within milliseconds; an ended row without it for so long means a lost worker.
 LAST_MESSAGE_S = 2.0
 DATABASE_PAUSE_S = 0.5
+# Reasons to resume that a living worker has given: others may go on being placed there.
+ANSWERED = ("job_gone", "other_prefix")
 # Further resumptions would only make two streams of one job fight each other.
 MAX_OTHER_PREFIX = 2
 
@@ -41,7 +43,9 @@ class Rows(Protocol):
         """Rows of these jobs, ended ones too."""
         ...
 
-    async def resume(self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int]) -> Job | None:
+    async def resume(
+        self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int], worker_dead: bool = True
+    ) -> Job | None:
         """Queue a job again with the tokens that were sent; None when somebody was first."""
         ...
 
@@ -240,7 +244,13 @@ class Relay:
     async def _resume(self, row: OwnedJob, reason: str) -> None:
         """Queue the job again with what this gateway has; when somebody was first, act on what the row says."""
         job = await self._database(
-            self._store.resume(self.job_id, owner=self._owner, fence=row.fence, emitted_ids=tuple(self.ids))
+            self._store.resume(
+                self.job_id,
+                owner=self._owner,
+                fence=row.fence,
+                emitted_ids=tuple(self.ids),
+                worker_dead=reason not in ANSWERED,
+            )
         )
         if job is not None:
             log.info("stream.resumed", job_id=str(self.job_id), reason=reason, fence=job.fence, num_sent=len(self.ids))

@@ -7,17 +7,19 @@ Knows neither gRPC nor HTTP, and nothing of prompts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 from uuid import UUID
 
 import structlog
 
 from octavo_common.clock import Clock
 from octavo_common.errors import Cancelled, OctavoError, Unavailable
-from octavo_common.jobs.model import Job, OwnedJob
+from octavo_common.jobs.model import Job
+from octavo_gateway.chores import Chores
+from octavo_gateway.contact import ContactRows
 from octavo_gateway.relay import Relay, Rows
 from octavo_gateway.validation import OnDisconnect
 from octavo_gateway.values import Finish, TokenPiece
@@ -79,37 +81,6 @@ class _Followed:
     timer: asyncio.TimerHandle | None = None
 
 
-class ContactRows:
-    """Reads rows, and believes that a worker is silent only after one lease of unbroken contact with the database.
-
-    After an outage every heartbeat looks old, and whoever lives renews first.
-    """
-
-    def __init__(self, store: Rows, *, lease_s: float, clock: Clock) -> None:
-        self._store = store
-        self._lease_s = lease_s
-        self._clock = clock
-        self._since_s: float | None = None
-
-    async def rows(self, job_ids: Sequence[UUID]) -> list[OwnedJob]:
-        """Rows with worker_alive as far as it may be believed."""
-        try:
-            rows = await self._store.rows(job_ids)
-        except Exception:
-            self._since_s = None
-            raise
-        now = self._clock.monotonic()
-        if self._since_s is None:
-            self._since_s = now
-        if now - self._since_s >= self._lease_s:
-            return rows
-        return [replace(row, worker_alive=True) for row in rows]
-
-    async def resume(self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int]) -> Job | None:
-        """See StreamStore.resume."""
-        return await self._store.resume(job_id, owner=owner, fence=fence, emitted_ids=emitted_ids)
-
-
 class StreamHub:
     """All streams of this gateway."""
 
@@ -140,7 +111,7 @@ class StreamHub:
         self._followed: dict[UUID, list[_Followed]] = {}
         self._readers: dict[int, _Reader] = {}
         self._last_reader = 0
-        self._chores: set[asyncio.Task[None]] = set()
+        self._chores = Chores(clock)
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -232,14 +203,14 @@ class StreamHub:
         else:
             self._drop(followed)
             if followed.relay.job_id not in self._followed:
-                self._chore(self._retry(lambda: self._give_up(followed)))
+                self._chores.add(lambda: self._give_up(followed))
 
     def _let_go(self, followed: _Followed) -> None:
         if followed.readers:
             return
         self._drop(followed)
         if followed.relay.job_id not in self._followed and followed.relay.outcome is None:
-            self._chore(self._retry(lambda: self._detach(followed.relay.job_id)))
+            self._chores.add(lambda: self._detach(followed.relay.job_id))
 
     async def _give_up(self, followed: _Followed) -> None:
         job_id = followed.relay.job_id
@@ -259,7 +230,7 @@ class StreamHub:
 
     def abandon(self, job_id: UUID, tenant: str) -> None:
         """Cancel a job whose caller has gone before its stream began."""
-        self._chore(self._retry(lambda: self._cancel(job_id, tenant)))
+        self._chores.add(lambda: self._cancel(job_id, tenant))
 
     # --- relays
 
@@ -346,7 +317,7 @@ class StreamHub:
             followed.task.cancel()
         await asyncio.gather(*(f.task for f in left), return_exceptions=True)
         await asyncio.gather(
-            *(self._retry(lambda j=job: self._store.detach(j, owner=self.owner), 1) for job in open_jobs)
+            *(self._chores.insist(lambda j=job: self._store.detach(j, owner=self.owner), 1) for job in open_jobs)
         )
         log.info("streams.handed_over", num_streams=len(open_jobs))
 
@@ -357,7 +328,7 @@ class StreamHub:
             entry.timer.cancel()
         for followed in [f for siblings in self._followed.values() for f in siblings]:
             self._drop(followed)
-        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self._chores.finish()
 
     @staticmethod
     def _leaving(job_id: UUID) -> Unavailable:
@@ -367,27 +338,6 @@ class StreamHub:
             hint="resume the stream by the job's id, here or at another gateway",
             retry_after_s=0.2,
         )
-
-    # --- chores: writes that nobody waits for
-
-    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, context=Context())
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
-
-    async def _retry(self, call: Callable[[], Awaitable[object]], num_tries: int = 60) -> None:
-        """Try until it works: a job whose client has gone must not run on because the database was away."""
-        for _ in range(num_tries):
-            try:
-                await call()
-                return
-            except OctavoError as error:
-                if error.status is not Unavailable.status:
-                    log.info("streams.chore_refused", error=str(error))
-                    return
-            except Exception as error:  # whatever the driver raises
-                log.warning("streams.database_failed", error=repr(error))
-            await self._clock.sleep(1.0)
 
 
 def _joined(entries: Sequence[TokenPiece]) -> TokenPiece:

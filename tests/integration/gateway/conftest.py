@@ -1,0 +1,31 @@
+"""The gateway's world on a database of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from gateway_world import World
+
+from octavo_common.db.engine import connect
+from octavo_common.settings import CommonSettings
+from octavo_common.telemetry import setup
+
+
+@pytest.fixture(scope="session")
+def telemetry() -> Iterator[setup.Telemetry]:
+    made = setup.init("gateway-test", "test", CommonSettings(data_dir=Path("/nonexistent"), log_level="info"))
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+async def world(pg_dsn: str, telemetry: setup.Telemetry) -> AsyncIterator[World]:
+    engine = connect(pg_dsn, pool_size=12)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(engine.dispose)
+        world = World(pg_dsn, engine, telemetry, stack)
+        await world.prepare()
+        yield world
