@@ -17,6 +17,8 @@ from octavo_scheduler.placement import HeldJob, WorkerView
 
 # A heartbeat that was on its way when the sign came proves nothing.
 HEARTBEAT_MARGIN_S = 0.25
+# So long a worker that was not heard of yet is waited for; then its row is believed.
+FIRST_CONTACT_S = 0.5
 # Jobs whose whereabouts are remembered; those of older ones cost a worse guess.
 MAX_REMEMBERED = 10_000
 
@@ -64,11 +66,18 @@ class Fleet:
         self._given: dict[UUID, _Given] = {}
         # Worker -> moment of the last sign that it is gone.
         self._suspected: dict[UUID, float] = {}
+        # Worker -> when it was first called; those that have not answered yet.
+        self._awaited: dict[UUID, float] = {}
         # They say by their health check that they want nothing.
         self._not_serving: set[UUID] = set()
 
+    def await_contact(self, worker_id: UUID) -> None:
+        """Note that a worker is being called: it may have died a moment ago, or not serve yet."""
+        self._awaited[worker_id] = self._clock.monotonic()
+
     def suspect(self, worker_id: UUID) -> None:
         """Note a sign that a worker is gone. It gets nothing until a heartbeat that is newer than the sign."""
+        self._awaited.pop(worker_id, None)
         self._suspected[worker_id] = self._clock.monotonic()
 
     def trust(self, worker_id: UUID) -> None:
@@ -77,6 +86,7 @@ class Fleet:
 
     def set_serving(self, worker_id: UUID, serving: bool) -> None:
         """Note what a worker's health check says."""
+        self._awaited.pop(worker_id, None)
         if serving:
             self._not_serving.discard(worker_id)
         else:
@@ -116,6 +126,9 @@ class Fleet:
     def _usable(self, worker: FleetWorker) -> bool:
         if worker.draining or worker.id in self._not_serving:
             return False
+        called_at = self._awaited.get(worker.id)
+        if called_at is not None and self._clock.monotonic() - called_at < FIRST_CONTACT_S:
+            return False
         suspected_at = self._suspected.get(worker.id)
         if suspected_at is None:
             return True
@@ -143,6 +156,7 @@ class Fleet:
     def _forget_all_but(self, alive: set[UUID]) -> None:
         for gone in self._sent.keys() - alive:
             del self._sent[gone]
-        for gone in self._suspected.keys() - alive:
-            del self._suspected[gone]
+        for known in (self._suspected, self._awaited):
+            for gone in known.keys() - alive:
+                del known[gone]
         self._not_serving &= alive

@@ -43,6 +43,7 @@ class WorkerWatch:
         for gone in self._tasks.keys() - alive.keys():
             self._tasks.pop(gone).cancel()
         for new in alive.keys() - self._tasks.keys():
+            self._fleet.await_contact(new)
             self._tasks[new] = asyncio.create_task(self._watch(alive[new]), name=f"watch-{new.hex[:8]}")
 
     def probe(self, worker_id: UUID) -> None:

@@ -56,6 +56,17 @@ def test_a_suspected_worker_gets_nothing_until_a_newer_heartbeat():
     assert len(fleet.views([row(1, heartbeat_age_s=9.0)])) == 1
 
 
+def test_a_worker_that_is_being_called_is_waited_for_but_not_long():
+    fleet, clock = make()
+    fleet.await_contact(W)
+    assert fleet.views([row(1)]) == []
+    clock.now += 0.6
+    assert len(fleet.views([row(1)])) == 1
+    fleet.await_contact(W)
+    fleet.set_serving(W, True)
+    assert len(fleet.views([row(1)])) == 1
+
+
 def test_an_answer_ends_the_suspicion():
     fleet, _ = make()
     fleet.suspect(W)
