@@ -1,0 +1,295 @@
+"""Builds the worker and runs it. The only module that constructs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from octavo.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from octavo_common.clock import Clock, SystemClock
+from octavo_common.db.engine import connect
+from octavo_common.errors import OctavoError, Unavailable
+from octavo_common.ids import new_process_id
+from octavo_common.jobs.model import NewProcess
+from octavo_common.jobs.spec import ModelCard
+from octavo_common.jobs.transitions import worker_channel
+from octavo_common.rpc.auth import TokenInterceptor
+from octavo_common.rpc.lifecycle import Lifecycle, advertised, serve
+from octavo_common.rpc.server import make_server
+from octavo_common.settings import SettingsError
+from octavo_common.store import ArtifactStore, Listener, ProcessStore, WorkStore
+from octavo_common.telemetry import setup
+from octavo_common.telemetry.looplag import measure_loop_lag
+from octavo_common.telemetry.metrics_http import MetricsServer
+from octavo_common.telemetry.rpc import TraceInterceptor
+from octavo_common.text.bundle import TokenizerBundle
+from octavo_common.text.tokenizer import Tokenizer
+from octavo_worker.engine.core import Engine
+from octavo_worker.engine.types import Delta, StepStats
+from octavo_worker.intake.heartbeat import Heartbeat
+from octavo_worker.intake.intake import Intake
+from octavo_worker.intake.meters import Meters
+from octavo_worker.joblog import Gate, LogBook
+from octavo_worker.records import Records
+from octavo_worker.runtime.loop import EngineLoop
+from octavo_worker.service import WorkerService
+from octavo_worker.settings import WorkerSettings
+
+log = structlog.get_logger(__name__)
+
+# Claims, the heartbeat, and ends that come together.
+POOL_SIZE = 6
+BUNDLE_MEDIA_TYPE = "application/vnd.octavo.tokenizer+json"
+DATABASE_PAUSE_S = 0.5
+ENGINE_STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """An engine and what the service announces of it."""
+
+    engine: Engine
+    card: ModelCard
+    bundle: TokenizerBundle
+    eos_ids: tuple[int, ...]
+
+
+Build = Callable[[WorkerSettings], Served]
+
+
+def build_served(settings: WorkerSettings) -> Served:
+    """Load the model that the settings name. Blocks for seconds."""
+    # torch comes in with these: not before the settings were found good.
+    from octavo_worker.plugins import build_engine
+    from octavo_worker.runtime.build import EngineConfig
+
+    built = build_engine(
+        EngineConfig(
+            model_path=model_path(settings),
+            model_name=settings.model_name,
+            precision=settings.precision,
+            kv_bytes=settings.kv_bytes,
+            num_threads=settings.num_threads or None,
+            attention_backend=settings.attention_backend,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_sequences=settings.max_sequences,
+            max_prompt_tokens_beside_decode=settings.max_prompt_tokens_beside_decode,
+        )
+    )
+    return Served(engine=built.engine, card=built.card, bundle=built.bundle, eos_ids=built.eos_ids)
+
+
+def model_path(settings: WorkerSettings) -> Path:
+    """The model's file or directory: a path, or a name in the data directory. Raises SettingsError."""
+    if not settings.model:
+        raise SettingsError("no model is set", hint="set OCTAVO_WORKER_MODEL to a path", param="OCTAVO_WORKER_MODEL")
+    named = settings.data_dir / "models" / settings.model
+    path = Path(settings.model)
+    found = path if path.exists() else named
+    if not found.exists():
+        raise SettingsError(
+            f"there is no model at {path}, nor {settings.model!r} in the data directory",
+            hint=f"`octavo models pull {settings.model}` fetches a model that it knows",
+            param="OCTAVO_WORKER_MODEL",
+        )
+    weights = sorted(found.glob("*.gguf")) if found.is_dir() and not (found / "config.json").exists() else []
+    return weights[0] if len(weights) == 1 else found
+
+
+async def run(settings: WorkerSettings, build: Build = build_served) -> int:
+    """Run a worker until it is told to stop; returns the exit code."""
+    process_id = new_process_id()
+    telemetry = setup.init("octavo-worker", str(process_id), settings)
+    try:
+        token, dsn = settings.require_internal_token(), settings.require_database_url()
+        served = await asyncio.to_thread(build, settings)
+        return await _Worker(settings, served, process_id, telemetry).run(token, dsn)
+    finally:
+        await asyncio.to_thread(telemetry.shutdown)
+
+
+class _Worker:
+    """The parts of one process, put together."""
+
+    def __init__(self, settings: WorkerSettings, served: Served, process_id: UUID, telemetry: setup.Telemetry) -> None:
+        self._settings = settings
+        self._served = served
+        self._id = process_id
+        self._telemetry = telemetry
+        self._clock: Clock = SystemClock()
+        self._life = Lifecycle()
+        self._book = LogBook(self._clock)
+        self._gate = Gate(self._clock, lease_s=settings.lease_s)
+        self._records = Records()
+        self._loop = EngineLoop(served.engine, clock=self._clock)
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def run(self, token: str, dsn: str) -> int:
+        settings, clock, telemetry = self._settings, self._clock, self._telemetry
+        engine = connect(dsn, pool_size=POOL_SIZE, application_name="octavo-worker")
+        processes, artifacts = ProcessStore(engine), ArtifactStore(engine)
+        listener = Listener(dsn, [worker_channel(self._id)], clock)
+        intake = self._intake(WorkStore(engine))
+        self._start_engine(intake)
+        trace = TraceInterceptor(telemetry.tracer, telemetry.instruments, clock)
+        server = make_server(interceptors=[TokenInterceptor(token), trace], clock=clock)
+        service = WorkerService(book=self._book, gate=self._gate, records=self._records, arrival_s=settings.lease_s)
+        add_WorkerServiceServicer_to_server(service, server)
+        metrics = MetricsServer(metrics=telemetry.prometheus_text, health=lambda: self._health(listener))
+
+        async def on_ready(address: str) -> None:
+            metrics_port = await metrics.start(settings.host, settings.metrics_port)
+            metrics_address = f"{settings.advertise_host or advertised(settings.host)}:{metrics_port}"
+            process = self._process(address, metrics_address)
+            await self._announce(processes, artifacts, process)
+            beat = Heartbeat(
+                store=processes,
+                process=process,
+                holder=intake,
+                gate=self._gate,
+                clock=clock,
+                stuck=self._is_stuck,
+                on_stuck=lambda: self._life.fail("the engine is stuck"),
+            )
+            self._spawn("heartbeat", beat.run())
+            self._spawn("intake", self._take_jobs(intake, listener, beat))
+            self._spawn("loop lag", measure_loop_lag(telemetry.instruments, clock))
+
+        async def on_drain() -> None:
+            await self._end_task("intake")
+            with suppress(OctavoError):
+                await processes.set_draining(self._id)
+            # After a failure of our own nothing is given back: the jobs count a loss, and one that kills workers is found.
+            await intake.drain(settings.drain_s, give_back=self._life.exit_code == 0)
+
+        async def on_stop() -> None:
+            for task in list(self._tasks):
+                await self._end_task(task.get_name())
+            await asyncio.to_thread(self._loop.stop, ENGINE_STOP_S)
+            await metrics.stop()
+            with suppress(OctavoError, TimeoutError):  # a courtesy; without it the heartbeat grows old
+                async with asyncio.timeout(1.0):
+                    await processes.unregister(self._id)
+            await engine.dispose()
+
+        async with listener:
+            return await serve(
+                server,
+                host=settings.host,
+                port=settings.port,
+                advertise_host=settings.advertise_host,
+                on_ready=on_ready,
+                on_drain=on_drain,
+                on_stop=on_stop,
+                lifecycle=self._life,
+                drain_s=settings.drain_s,
+                # Streams of jobs that were given back end by themselves; those of ended jobs may still be read.
+                refuse_new=False,
+            )
+
+    def _intake(self, store: WorkStore) -> Intake:
+        served = self._served
+        # Only ids become text here: the template's helper process is the gateway's business.
+        tokenizer = Tokenizer(replace(served.bundle, chat_template=None))
+        return Intake(
+            worker_id=self._id,
+            store=store,
+            engine=self._loop,
+            tokenizer=tokenizer,
+            eos_ids=served.eos_ids,
+            card=served.card,
+            max_jobs=self._settings.max_jobs,
+            book=self._book,
+            records=self._records,
+            meters=Meters(self._telemetry.instruments, served.card),
+            tracer=self._telemetry.tracer,
+            clock=self._clock,
+        )
+
+    def _start_engine(self, intake: Intake) -> None:
+        events = asyncio.get_running_loop()
+
+        def on_deltas(deltas: list[Delta], stats: StepStats, step_s: float) -> None:
+            with suppress(RuntimeError):  # the event loop has ended
+                events.call_soon_threadsafe(intake.on_step, deltas, stats, step_s)
+
+        def on_crash(error: BaseException) -> None:
+            with suppress(RuntimeError):
+                events.call_soon_threadsafe(self._life.fail, f"the engine crashed: {error!r}")
+
+        self._loop.start(on_deltas, on_crash)
+
+    def _process(self, address: str, metrics_address: str) -> NewProcess:
+        return NewProcess(
+            id=self._id,
+            role="worker",
+            address=address,
+            metrics_address=metrics_address,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            lease_s=self._settings.lease_s,
+            card=self._served.card,
+            capacity={"max_jobs": self._settings.max_jobs},
+        )
+
+    async def _announce(self, processes: ProcessStore, artifacts: ArtifactStore, process: NewProcess) -> None:
+        """Store the tokenizer, then register: who sees the card finds the bundle. Waits for a database that is away."""
+        bundle = self._served.bundle
+        while True:
+            try:
+                await artifacts.put(bundle.digest, BUNDLE_MEDIA_TYPE, bundle.to_bytes())
+                sent_s = self._clock.monotonic()
+                await processes.register(process)
+            except Unavailable as error:
+                log.warning("process.not_registered", error=error.message)
+                await self._clock.sleep(DATABASE_PAUSE_S)
+            else:
+                self._gate.renew(sent_s)
+                return
+
+    async def _take_jobs(self, intake: Intake, listener: Listener, beat: Heartbeat) -> None:
+        """Claim when told, and every poll."""
+        while True:
+            told = await listener.wait(self._settings.poll_s)
+            if told and intake.num_held:
+                # Maybe there is nothing to take, and somebody cancelled a job or took one away.
+                beat.poke()
+            try:
+                await intake.claim()
+            except Unavailable as error:
+                log.warning("jobs.claim_failed", error=error.message)
+                await self._clock.sleep(DATABASE_PAUSE_S)
+
+    def _is_stuck(self) -> bool:
+        idle_s = self._clock.monotonic() - self._loop.last_progress_s
+        return self._loop.has_work and idle_s > self._settings.stuck_s
+
+    def _health(self, listener: Listener) -> tuple[bool, Mapping[str, Any]]:
+        ok = self._gate.is_open and not self._life.stopping.is_set()
+        latest = self._records.latest
+        facts = {
+            "database": listener.connected,
+            "leases": self._gate.is_open,
+            "step": latest.stats.step if latest else 0,
+        }
+        return ok, {"status": "ok" if ok else "not ready", **facts}
+
+    def _spawn(self, name: str, work: Any) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._life.watch(task, name)
+        self._tasks.append(task)
+
+    async def _end_task(self, name: str) -> None:
+        for task in [task for task in self._tasks if task.get_name() == name]:
+            self._tasks.remove(task)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

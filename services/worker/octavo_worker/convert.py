@@ -1,0 +1,79 @@
+"""Values to messages. The only module of the worker that makes protobuf messages; they stop here."""
+
+from __future__ import annotations
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from octavo.v1 import common_pb2, worker_pb2
+from octavo_common.errors import Status
+from octavo_common.jobs.spec import JobFailure, UsageRecord
+from octavo_worker.joblog import End, Piece
+from octavo_worker.records import StepRecord
+
+_FINISH = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_REASON_LENGTH}
+
+
+def stream_response(piece: Piece, end: End | None = None) -> worker_pb2.StreamResponse:
+    """One message of a stream; the last one has the end."""
+    message = worker_pb2.StreamResponse(first_token=piece.first_token, token_ids=piece.token_ids, text=piece.text)
+    if end is not None:
+        message.end.CopyFrom(stream_end(end))
+    return message
+
+
+def stream_end(end: End) -> worker_pb2.StreamEnd:
+    """How the job ended."""
+    if end.result is not None:
+        reason = _FINISH[end.result.finish_reason]
+        return worker_pb2.StreamEnd(finish_reason=reason, usage=usage(end.result.usage))
+    if end.failure is not None:
+        return worker_pb2.StreamEnd(failure=failure(end.failure))
+    return worker_pb2.StreamEnd(cancelled=True)
+
+
+def usage(record: UsageRecord) -> common_pb2.Usage:
+    """The usage of a result."""
+    return common_pb2.Usage(
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        cached_tokens=record.cached_tokens,
+        num_preemptions=record.num_preemptions,
+        num_losses=record.num_losses,
+        numerics_changed=record.numerics_changed,
+        seed=record.seed,
+        queue_time=_duration(record.queue_s),
+        time_to_first_token=_duration(record.time_to_first_token_s),
+        total_time=_duration(record.total_s),
+    )
+
+
+def failure(failed: JobFailure) -> common_pb2.Failure:
+    """Why the job failed, with the number of its status."""
+    code = Status[failed.status].grpc_code
+    return common_pb2.Failure(code=failed.code, message=failed.message, hint=failed.hint, grpc_code=code)
+
+
+def step_record(record: StepRecord) -> worker_pb2.StepRecord:
+    """One step of the engine."""
+    stats, time = record.stats, Timestamp()
+    time.FromNanoseconds(round(record.time_s * 1e9))
+    return worker_pb2.StepRecord(
+        step=stats.step,
+        time=time,
+        duration_ms=record.duration_s * 1000,
+        num_decode_tokens=stats.num_decode_tokens,
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        num_preempted=stats.num_preempted,
+        num_free_blocks=stats.num_free_blocks,
+        num_cached_blocks=stats.num_cached_blocks,
+        num_used_blocks=stats.num_used_blocks,
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

@@ -1,0 +1,288 @@
+"""Claims this worker's jobs, follows the engine's deltas, and ends every job exactly once under its fence.
+
+Runs on the event loop; the engine runs on its own thread and is reached through EngineLoop alone. Knows no streams:
+they read the logs that are written here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+from uuid import UUID
+
+import structlog
+from opentelemetry.trace import Tracer
+
+from octavo_common.clock import Clock
+from octavo_common.errors import OctavoError, PromptTooLong
+from octavo_common.jobs.model import Claimed, HeartbeatAnswer, Held
+from octavo_common.jobs.spec import GenerationSpec, JobFailure, ModelCard
+from octavo_common.jobs.transitions import DEADLINE
+from octavo_common.store import WorkStore
+from octavo_common.text.tokenizer import Tokenizer
+from octavo_worker.engine.types import Delta, FinishReason, Request, StepStats
+from octavo_worker.intake.attempt import Attempt, new_attempt
+from octavo_worker.intake.meters import Meters
+from octavo_worker.intake.outbox import Outbox
+from octavo_worker.intake.recent import RecentPrefixes
+from octavo_worker.intake.trace import JobTrace
+from octavo_worker.joblog import End, LogBook
+from octavo_worker.records import Records, StepRecord
+
+log = structlog.get_logger(__name__)
+
+# Rows beyond the capacity are claimed too, to be given back at once: unclaimed ones would be lost with their lease.
+NUM_BEYOND = 32
+CANCELLED = End()
+
+
+class Computing(Protocol):
+    """The part of EngineLoop that is used here."""
+
+    def submit(self, request: Request) -> None:
+        """Take a request."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request at any stage."""
+        ...
+
+
+class Intake:
+    """All jobs of this worker."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: UUID,
+        store: WorkStore,
+        engine: Computing,
+        tokenizer: Tokenizer,
+        eos_ids: tuple[int, ...],
+        card: ModelCard,
+        max_jobs: int,
+        book: LogBook,
+        records: Records,
+        meters: Meters,
+        tracer: Tracer,
+        clock: Clock,
+    ) -> None:
+        self._worker_id = worker_id
+        self._store = store
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
+        self._card = card
+        self._max_jobs = max_jobs
+        self._book = book
+        self._records = records
+        self._meters = meters
+        self._tracer = tracer
+        self._clock = clock
+        self._attempts: dict[UUID, Attempt] = {}
+        self._by_request: dict[str, Attempt] = {}
+        self._recent = RecentPrefixes()
+        self._outbox = Outbox(store, clock)
+        self._draining = False
+
+    @property
+    def num_held(self) -> int:
+        """Jobs that the worker answers for."""
+        return len(self._attempts)
+
+    # --- what the heartbeat asks
+
+    def held(self) -> list[Held]:
+        """Every job that the worker answers for, also those whose end is on its way."""
+        return [attempt.held for attempt in self._attempts.values()]
+
+    def load(self) -> Mapping[str, Any]:
+        """Figures for placement. A cached block counts as free: whoever needs it gets it."""
+        stats = self._meters.stats
+        return {
+            "num_running": stats.num_running,
+            "num_waiting": max(stats.num_waiting, len(self._attempts) - stats.num_running),
+            "num_free_blocks": stats.num_free_blocks + stats.num_cached_blocks,
+            "num_total_blocks": self._card.num_blocks,
+            "prefix_keys": self._recent.keys(),
+        }
+
+    def on_answer(self, sent: list[Held], answer: HeartbeatAnswer) -> None:
+        """Drop what was lost and end what was cancelled. An attempt that came after the question is not meant."""
+        for held in sent:
+            attempt = self._attempts.get(held.job_id)
+            if attempt is None or attempt.job.fence != held.fence or attempt.ending:
+                # An end on its way learns by its own answer.
+                continue
+            if held.job_id in answer.lost:
+                self._drop(attempt, "lost")
+            elif held.job_id in answer.cancelled:
+                self._end(attempt, CANCELLED)
+
+    # --- jobs come
+
+    async def claim(self) -> int:
+        """Take what was assigned; what does not fit, or comes while draining, is given back. Returns how many came."""
+        room = 0 if self._draining else max(0, self._max_jobs - len(self._attempts))
+        claimed = await self._store.claim(self._worker_id, room + NUM_BEYOND, held=list(self._attempts))
+        for item in claimed[:room]:
+            self._start(item)
+        for item in claimed[room:]:
+            log.info("job.not_taken", job_id=str(item.job.id), draining=self._draining)
+            with suppress(OctavoError):  # the lease brings it back
+                await self._store.release(item.job.id, item.job.fence, None)
+        self._book.expire()
+        return len(claimed)
+
+    def _start(self, claimed: Claimed) -> None:
+        job, now = claimed.job, self._clock.monotonic()
+        older = self._attempts.get(job.id)
+        if older is not None:
+            self._drop(older, "came back under a new fence")
+        try:
+            spec = GenerationSpec.from_json(dict(job.payload))
+        except (TypeError, KeyError, ValueError) as error:
+            spec = GenerationSpec(temperature=0.0, top_k=0, top_p=1.0, seed=0, max_tokens=0)
+            unreadable: JobFailure | None = JobFailure(code="BAD_PAYLOAD", message=f"the job cannot be read: {error}")
+        else:
+            unreadable = None
+        trace = JobTrace(self._tracer, self._clock, claimed, spec, worker_id=str(self._worker_id))
+        attempt = new_attempt(claimed, spec, tokenizer=self._tokenizer, trace=trace, now=now)
+        self._attempts[job.id] = self._by_request[attempt.request_id] = attempt
+        self._book.open(attempt.log)
+        self._recent.add(job.prefix_keys)
+        log.info("job.claimed", job_id=str(job.id), fence=job.fence, wait_s=round(claimed.age_s, 4))
+        failure = unreadable or self._refusal(claimed)
+        if failure is not None:
+            self._end(attempt, End(failure=failure))
+        elif job.cancel_requested:
+            self._end(attempt, CANCELLED)
+        elif attempt.replay():
+            self._end(attempt, End(result=attempt.result("stop")))
+        else:
+            if claimed.deadline_in_s is not None:
+                attempt.deadline = asyncio.create_task(self._expire(attempt, claimed.deadline_in_s))
+            self._engine.submit(attempt.request(self._eos_ids))
+
+    def _refusal(self, claimed: Claimed) -> JobFailure | None:
+        """Why the job can never run here."""
+        job = claimed.job
+        if claimed.deadline_in_s is not None and claimed.deadline_in_s <= 0:
+            return DEADLINE
+        if job.kind != "generation":
+            return JobFailure(code="UNKNOWN_KIND", message=f"a worker runs no jobs of kind {job.kind!r}")
+        if len(job.prompt_ids) >= self._card.max_sequence_tokens:
+            error = PromptTooLong(num_tokens=len(job.prompt_ids), limit=self._card.max_sequence_tokens)
+            return JobFailure(code=error.code, message=error.message, hint=error.hint, status=error.status.name)
+        return None
+
+    async def _expire(self, attempt: Attempt, deadline_in_s: float) -> None:
+        await self._clock.sleep(deadline_in_s)
+        self._end(attempt, End(failure=DEADLINE))
+
+    # --- the engine speaks
+
+    def on_step(self, deltas: list[Delta], stats: StepStats, step_s: float) -> None:
+        """A step ended, or (step_s 0) an add or abort had something to say. All tokens of a step go out together."""
+        now = self._clock.monotonic()
+        self._meters.stats = stats
+        if step_s > 0:
+            self._records.add(StepRecord(time_s=self._clock.time(), duration_s=step_s, stats=stats))
+            self._meters.step(stats, step_s)
+        for delta in deltas:
+            attempt = self._by_request.get(delta.id.request)
+            if attempt is not None and not attempt.ending:
+                self._follow(attempt, delta, now, step_s)
+
+    def _follow(self, attempt: Attempt, delta: Delta, now: float, step_s: float) -> None:
+        attempt.note(delta, now)
+        attempt.trace.step(delta, step_s)
+        self._meters.tokens(attempt, delta, now)
+        if delta.tokens and attempt.push(delta.tokens, now):
+            self._end(attempt, End(result=attempt.result("stop")))
+        elif delta.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            stopped = attempt.finish_text() or delta.finish is FinishReason.STOP
+            self._end(attempt, End(result=attempt.result("stop" if stopped else "length")), computing=False)
+        elif delta.finish is FinishReason.ERROR:
+            log.error("job.engine_error", job_id=str(attempt.job.id), error=delta.error)
+            failure = JobFailure(code="ENGINE_FAILED", message=f"the model failed on this request: {delta.error}")
+            self._end(attempt, End(failure=failure), computing=False)
+
+    # --- jobs go
+
+    def _end(self, attempt: Attempt, end: End, *, computing: bool = True) -> None:
+        """Stop computing, and bring the end into the table."""
+        if attempt.ending:
+            return
+        attempt.ending = True
+        self._stop_work(attempt, computing=computing)
+        self._outbox.send(attempt, end, self._on_sent)
+
+    def _on_sent(self, attempt: Attempt, end: End | None) -> None:
+        """The table has taken the end, or (None) says that the job is not ours any more."""
+        if end is None:
+            self._drop(attempt, "lost")
+            return
+        self._forget(attempt)
+        attempt.log.finish(end)
+        num_tokens = len(attempt.log.ids)
+        outcome, code = "cancelled", ""
+        if end.result is not None:
+            outcome = end.result.finish_reason
+            self._meters.succeeded(attempt, outcome)
+        elif end.failure is not None:
+            outcome, code = "failed", end.failure.code
+            self._meters.failed(end.failure)
+        attempt.trace.end(outcome, num_tokens=num_tokens, num_cached=attempt.num_cached, error_code=code)
+        log.info("job.ended", job_id=str(attempt.job.id), outcome=outcome, num_tokens=num_tokens, code=code)
+
+    def _drop(self, attempt: Attempt, reason: str) -> None:
+        """The job is somebody else's: nothing of it may leave."""
+        log.info("job.dropped", job_id=str(attempt.job.id), fence=attempt.job.fence, reason=reason)
+        attempt.ending = True
+        self._stop_work(attempt)
+        self._forget(attempt)
+        attempt.log.drop(reason)
+        attempt.trace.end(reason, num_tokens=len(attempt.log.ids), num_cached=attempt.num_cached)
+
+    def _stop_work(self, attempt: Attempt, *, computing: bool = True) -> None:
+        if computing:
+            self._engine.abort(attempt.request_id)
+        if attempt.deadline is not None and attempt.deadline is not asyncio.current_task():
+            attempt.deadline.cancel()
+        self._by_request.pop(attempt.request_id, None)
+
+    def _forget(self, attempt: Attempt) -> None:
+        if self._attempts.get(attempt.job.id) is attempt:
+            del self._attempts[attempt.job.id]
+        self._book.close(attempt.log)
+
+    async def drain(self, timeout_s: float, *, give_back: bool = True) -> None:
+        """Take nothing more, give every job back with its released tokens, and bring the ends that are on their way.
+
+        Without give_back the jobs are left to their leases: their loss counts.
+        """
+        self._draining = True
+        self._book.shut()
+        running = [attempt for attempt in self._attempts.values() if not attempt.ending]
+        for attempt in running:
+            # From here on its log grows no more: what readers have is what the row gets.
+            attempt.ending = True
+            self._stop_work(attempt)
+        with suppress(TimeoutError, OctavoError):
+            async with asyncio.timeout(timeout_s):
+                if give_back:
+                    await asyncio.gather(*(self._give_back(attempt) for attempt in running))
+                    await self.claim()
+                await self._outbox.flush()
+        # What is left goes with the leases.
+        await self._outbox.stop()
+        for attempt in list(self._attempts.values()):
+            self._drop(attempt, "left")
+
+    async def _give_back(self, attempt: Attempt) -> None:
+        with suppress(OctavoError):
+            await self._store.release(attempt.job.id, attempt.job.fence, attempt.log.ids)
+        self._drop(attempt, "released")

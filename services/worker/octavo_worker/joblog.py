@@ -1,0 +1,197 @@
+"""Per job, the tokens that may leave this worker, from token 0 on; and the gate that closes when leases may be lost.
+
+Writers append, readers look and wait: there is no queue, so a slow reader costs nothing. Knows no engine, SQL or gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from octavo_common.clock import Clock
+from octavo_common.errors import OctavoError, Status
+from octavo_common.jobs.spec import GenerationResult, JobFailure
+
+# Readers that come late find the end here; after that the row has the result.
+KEEP_S = 60.0
+# Part of the lease after which no token leaves: the rest covers clocks and messages on their way.
+SAFE_PART = 0.8
+
+
+class JobElsewhere(OctavoError):
+    """The job is not here under this fence: the row says where it is."""
+
+    status, code = Status.ABORTED, "JOB_ELSEWHERE"
+
+
+class PrefixDiffers(OctavoError):
+    """The reader holds other tokens than this worker."""
+
+    status, code = Status.FAILED_PRECONDITION, "PREFIX_DIFFERS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Released tokens and their text."""
+
+    first_token: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a job ended, as committed: with a result or a failure; with neither it was cancelled."""
+
+    result: GenerationResult | None = None
+    failure: JobFailure | None = None
+
+
+class JobLog:
+    """The released tokens of one job under one fence. Written by the intake, read by streams."""
+
+    def __init__(self, job_id: UUID, fence: int, *, lead_text: str = "") -> None:
+        """``lead_text`` goes out with the first token (or with the end, if there is none): an echoed prompt."""
+        self.job_id = job_id
+        self.fence = fence
+        self.lead_text = lead_text
+        self.ids: list[int] = []
+        # Set once, after the row was committed.
+        self.end: End | None = None
+        # Why nothing more comes although there is no end.
+        self.gone: str | None = None
+        self._texts: list[str] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next change. Take it before looking, wait after."""
+        return self._changed
+
+    @property
+    def closed(self) -> bool:
+        """Nothing more will be written."""
+        return self.end is not None or self.gone is not None
+
+    @property
+    def text(self) -> str:
+        """The whole text so far."""
+        return self.lead_text + "".join(self._texts)
+
+    def release(self, ids: Sequence[int], texts: Sequence[str]) -> None:
+        """Add tokens with the text of each. What comes together leaves together."""
+        assert len(ids) == len(texts), "a text for each token"
+        if ids and not self.closed:
+            self.ids += ids
+            self._texts += texts
+            self._notify()
+
+    def finish(self, end: End) -> None:
+        """The end was committed."""
+        if not self.closed:
+            self.end = end
+            self._notify()
+
+    def drop(self, reason: str) -> None:
+        """The job left this worker: readers must look at the row."""
+        if not self.closed:
+            self.gone = reason
+            self._notify()
+
+    def read(self, first_token: int) -> Piece:
+        """Everything from a token on."""
+        text = "".join(self._texts[first_token:])
+        if first_token == 0 and (self.ids or self.end is not None):
+            text = self.lead_text + text
+        return Piece(first_token=first_token, token_ids=tuple(self.ids[first_token:]), text=text)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class LogBook:
+    """The logs of this worker: one per job, that of its newest fence."""
+
+    def __init__(self, clock: Clock, *, keep_s: float = KEEP_S) -> None:
+        self._clock = clock
+        self._keep_s = keep_s
+        self._logs: dict[UUID, JobLog] = {}
+        # Logs without a writer, in the order in which they closed.
+        self._closed: list[tuple[float, JobLog]] = []
+        self._arrived = asyncio.Event()
+        self._shut = False
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def open(self, log: JobLog) -> None:
+        """Add a log; one of an older fence is dropped."""
+        older = self._logs.get(log.job_id)
+        if older is not None:
+            older.drop("the job came back under a new fence")
+        self._logs[log.job_id] = log
+        self._arrived.set()
+        self._arrived = asyncio.Event()
+
+    def shut(self) -> None:
+        """No job comes any more: nobody waits for one."""
+        self._shut = True
+        self._arrived.set()
+
+    def close(self, log: JobLog) -> None:
+        """Its writer is done with it: keep it a while for readers."""
+        self._closed.append((self._clock.monotonic() + self._keep_s, log))
+
+    def expire(self) -> None:
+        """Forget what closed long enough ago."""
+        now = self._clock.monotonic()
+        while self._closed and self._closed[0][0] <= now:
+            _, log = self._closed.pop(0)
+            if self._logs.get(log.job_id) is log:
+                del self._logs[log.job_id]
+
+    async def arrival(self, job_id: UUID, fence: int, *, timeout_s: float) -> JobLog:
+        """The job's log under the fence; waits for a job that is on its way. Raises JobElsewhere."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    arrived = self._arrived
+                    log = self._logs.get(job_id)
+                    if log is not None and log.fence == fence:
+                        return log
+                    if log is not None and log.fence > fence:
+                        raise JobElsewhere(f"job {job_id} is here under a newer fence", hint="read the row")
+                    if self._shut:
+                        raise JobElsewhere("this worker takes no jobs any more", hint="read the row")
+                    await arrived.wait()
+        except TimeoutError:
+            raise JobElsewhere(f"job {job_id} did not come here", hint="read the row") from None
+
+
+class Gate:
+    """Open while this process may believe in its leases: measured from the sending of the last good renewal."""
+
+    def __init__(self, clock: Clock, *, lease_s: float) -> None:
+        self._clock = clock
+        self._open_s = SAFE_PART * lease_s
+        self._closes_at: float | None = None
+        self._renewed = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a token may leave now."""
+        return self._closes_at is not None and self._clock.monotonic() < self._closes_at
+
+    def renew(self, sent_s: float) -> None:
+        """A renewal that was sent at this monotonic time was answered well."""
+        self._closes_at = max(sent_s + self._open_s, self._closes_at or 0.0)
+        self._renewed.set()
+        self._renewed = asyncio.Event()
+
+    async def wait_open(self) -> None:
+        """Wait until a token may leave."""
+        while not self.is_open:
+            await self._renewed.wait()

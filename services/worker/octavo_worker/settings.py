@@ -1,0 +1,43 @@
+"""The worker's settings."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from octavo_common.settings import CommonSettings
+
+
+class WorkerSettings(CommonSettings):
+    """OCTAVO_WORKER_* and what all processes read."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="OCTAVO_WORKER_", frozen=True, extra="ignore", populate_by_name=True, protected_namespaces=()
+    )
+
+    # Path of a model directory or file, or the name of a model in the data directory.
+    model: str = ""
+    # Name under which it is asked for; empty takes the model's own.
+    model_name: str = ""
+    # 0 takes any free port; the process announces it.
+    port: int = Field(default=0, ge=0, le=65535)
+    # Name under which others reach this process; empty: what `host` says.
+    advertise_host: str = ""
+    # 0 takes all cores that the process may use.
+    num_threads: int = Field(default=0, ge=0)
+    # Memory for keys and values; touched only as it is used.
+    kv_bytes: int = Field(default=1 << 30, gt=0)
+    # Most rows of a step.
+    max_sequences: int = Field(default=64, ge=1)
+    # Most jobs that it takes at once, those that wait in the engine among them.
+    max_jobs: int = Field(default=128, ge=1)
+    max_batch_tokens: int = Field(default=512, ge=1)
+    # Prompt tokens of a step while anything decodes.
+    max_prompt_tokens_beside_decode: int = Field(default=64, ge=1)
+    attention_backend: str = "auto"
+    precision: str = "auto"
+    # Notifications are only hints: so often the table is read without one.
+    poll_s: float = Field(default=1.0, gt=0)
+    # An engine that has work and makes no step for so long is given up, and the process with it.
+    stuck_s: float = Field(default=30.0, gt=0)
+    drain_s: float = Field(default=5.0, ge=0)
