@@ -13,19 +13,22 @@ from octavo_cli.output import err, say, show_json
 
 
 def _sampling(command: Any) -> Any:
-    options: tuple[Any, ...] = (
-        click.option("--model", default="", help="Name of a served model; not needed when there is only one."),
-        click.option("--max-tokens", type=int, help="Most tokens of the answer."),
-        click.option("--temperature", type=float, help="0 takes the likeliest token each time."),
-        click.option("--top-k", type=int, help="Keep the k likeliest tokens."),
-        click.option("--top-p", type=float, help="Keep the likeliest tokens that reach this probability."),
-        click.option("--seed", type=int, help="Equal seeds give equal answers."),
-        click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated."),
-        click.option("--timeout", "timeout_s", type=float, help="Seconds that the job may take."),
+    options = list[Any](
+        (
+            click.option("--model", default="", help="Name of a served model; not needed when there is only one."),
+            click.option("--max-tokens", type=int, help="Most tokens of the answer."),
+            click.option("--temperature", type=float, help="0 takes the likeliest token each time."),
+            click.option("--top-k", type=int, help="Keep the k likeliest tokens."),
+            click.option("--top-p", type=float, help="Keep the likeliest tokens that reach this probability."),
+            click.option("--seed", type=int, help="Equal seeds give equal answers."),
+            click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated."),
+            click.option("--timeout", "timeout_s", type=float, help="Seconds that the job may take."),
+        )
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    wrapped = command
+    for option in options[::-1]:
+        wrapped = option(wrapped)
+    return wrapped
 
 
 @click.command()

@@ -15,6 +15,8 @@ from octavo_common.rpc.probe import serves
 from octavo_common.store.processes import ProcessStore
 
 _TIMEOUT_S = 2.0
+# Rows of dead processes pile up for a while; only those heard of lately matter here.
+_RECENT_S = 120.0
 
 
 async def look(keepers: Iterable[Keeper], engine: AsyncEngine) -> None:
@@ -29,7 +31,7 @@ async def look(keepers: Iterable[Keeper], engine: AsyncEngine) -> None:
 async def _rows(engine: AsyncEngine) -> tuple[dict[int, float], str]:
     """Heartbeat ages by pid of the processes that count as alive, or why they cannot be read."""
     try:
-        records = await ProcessStore(engine).list()
+        records = await ProcessStore(engine).list(max_age_s=_RECENT_S)
     except OctavoError as error:
         return {}, error.message
     return {record.pid: record.heartbeat_age_s for record in records if record.alive}, ""

@@ -36,8 +36,8 @@ class Keeper:
         self._started: int | None = None
         self._since_s = 0.0
         self._stopping = False
-        self._state = "stopped"
-        self._reason = ""
+        self._state = "starting"
+        self._reason = "is about to start"
 
     @property
     def pid(self) -> int | None:
@@ -95,7 +95,7 @@ class Keeper:
             delay_s = self._history.delay_s(self._policy)
             self._state = "crashing" if self.is_crashing else "waiting"
             self._reason = f"{_ending(code)}{self._last_words()}; next try in {delay_s:.1f} s"
-            log.warning("service.ended", service=self.spec.name, code=code, uptime_s=round(uptime_s, 1))
+            log.warning("service.ended", name=self.spec.name, code=code, uptime_s=round(uptime_s, 1))
             await self._wait(delay_s)
         self._state, self._reason = "stopped", ""
 
@@ -105,7 +105,7 @@ class Keeper:
         self._process = processes.spawn(self.spec.argv, env, self._log_file, cwd=Path.cwd())
         self._started = processes.start_ticks(self._process.pid)
         self._state, self._reason = "starting", "was started just now"
-        log.info("service.started", service=self.spec.name, pid=self._process.pid)
+        log.info("service.started", name=self.spec.name, pid=self._process.pid)
 
     async def _wait(self, seconds: float) -> None:
         end_s = self._clock.monotonic() + seconds

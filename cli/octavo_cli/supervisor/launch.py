@@ -123,7 +123,8 @@ def _end_supervisor(
     end_s = clock.monotonic() + timeout_s
     with suppress(ProcessLookupError):
         os.kill(up.pid, signal.SIGTERM)
-    while state.is_up(data_dir):
+    # The lock is free a moment before the process is gone.
+    while state.is_up(data_dir) or processes.is_same(up.pid, up.started):
         if clock.monotonic() > end_s:
             say("it does not end; killing it")
             if processes.is_same(up.pid, up.started):

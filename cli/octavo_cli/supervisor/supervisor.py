@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 # Looks are frequent while something is not ready.
 _LOOK_SOON_S, _LOOK_LATER_S = 0.5, 5.0
+# Told to the console by its own part of the plan; the others would complain about names that they do not know.
+_NOT_INHERITED = (MARK, "OCTAVO_CONSOLE_", "OCTAVO_ADMIN_KEY_FILE")
 # Longer than the gateways drain.
 STOP_GRACE_S = 20.0
 
@@ -52,7 +54,7 @@ class Supervisor:
     ) -> None:
         self._data_dir = data_dir
         self._settings = settings
-        self._environ = {name: value for name, value in environ.items() if name != MARK}
+        self._environ = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
         self._options = options
         self._clock = clock
         self._on_change = on_change
@@ -83,8 +85,13 @@ class Supervisor:
             self._change(phase="starting", detail="", fraction=None, embedded_database=prepared.embedded is not None)
             engine = connect(prepared.database_url, pool_size=1, application_name="octavo up")
             await self._watch(prepared, engine)
-        except OctavoError as error:
-            self._change(phase="failed", error=error.message, hint=error.hint)
+        except Exception as error:
+            # Whoever waits for the platform reads it there.
+            told = isinstance(error, OctavoError)
+            message = error.message if told else f"{type(error).__name__}: {error}"
+            if not told:
+                log.exception("up.failed")
+            self._change(phase="failed", error=message, hint=error.hint if told else "")
             code = 1
         finally:
             if engine is not None:
@@ -129,10 +136,14 @@ class Supervisor:
         tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
         try:
             while not self._stop.is_set():
-                await self._keep_database(prepared)
-                await health.look(self._keepers, engine)
-                for keeper in self._keepers:
-                    logs.rotate(self._log_file(keeper.spec))
+                try:
+                    await self._keep_database(prepared)
+                    await health.look(self._keepers, engine)
+                    for keeper in self._keepers:
+                        logs.rotate(self._log_file(keeper.spec))
+                except Exception:
+                    # Whatever a look stumbles over, the services go on; ending them all would be worse.
+                    log.exception("look.failed")
                 ready = all(keeper.is_ready for keeper in self._keepers)
                 self._change(phase="ready" if ready else "starting")
                 await self._pause(_LOOK_LATER_S if ready else _LOOK_SOON_S)
@@ -175,7 +186,7 @@ class Supervisor:
         for keeper in self._keepers:
             keeper.kill()
         if late:
-            log.warning("service.killed", services=[k.spec.name for k in self._keepers if k.pid is not None])
+            log.warning("service.killed", names=[k.spec.name for k in self._keepers if k.pid is not None])
             await asyncio.wait(late, timeout=5)
 
     def _choose_ports(self) -> tuple[tuple[tuple[int, int], ...], int]:
