@@ -6,6 +6,7 @@ which workers gave a sign of death: the table calls a worker alive for a whole l
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,10 @@ class Fleet:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._rows: Sequence[FleetWorker] = ()
+        self._read_at = -math.inf
+        # Worker -> what it was given after the rows were read.
+        self._since: dict[UUID, list[HeldJob]] = {}
         self._sent: dict[UUID, _Sent] = {}
         self._given: dict[UUID, _Given] = {}
         # Worker -> moment of the last sign that it is gone.
@@ -92,10 +97,23 @@ class Fleet:
         else:
             self._not_serving.add(worker_id)
 
-    def views(self, workers: Sequence[FleetWorker]) -> list[WorkerView]:
-        """The workers that may be given jobs now, in the order of the rows; forgets those without a row."""
-        self._forget_all_but({worker.id for worker in workers})
-        return [self._view(worker) for worker in workers if self._usable(worker)]
+    def update(self, rows: Sequence[FleetWorker]) -> None:
+        """Take over what the table says now; forgets workers without a row."""
+        self._rows, self._since = rows, {}
+        self._read_at = self._clock.monotonic()
+        self._forget_all_but({worker.id for worker in rows})
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last update."""
+        return self._clock.monotonic() - self._read_at
+
+    def views(self) -> list[WorkerView]:
+        """The workers that may be given jobs now, in the order of the rows, with what they were given since.
+
+        What has ended since is not known: between two updates a worker looks busier than it is, never freer.
+        """
+        return [self._view(worker) for worker in self._rows if self._usable(worker)]
 
     def learn(self, queue: Iterable[QueuedJob]) -> list[UUID]:
         """Suspect the workers that lost a job which they were given; returns their ids."""
@@ -111,15 +129,16 @@ class Fleet:
                 suspects.append(given.worker_id)
         return suspects
 
-    def assigned(self, job: QueuedJob, assignment: Assignment, workers: Iterable[FleetWorker]) -> None:
+    def assigned(self, job: QueuedJob, assignment: Assignment) -> None:
         """Note that an assignment took effect."""
+        self._since.setdefault(assignment.worker_id, []).append(HeldJob(job.fair_key, job.losses > 0))
         # The row's fence after it: one more.
         self._given[job.id] = _Given(assignment.worker_id, job.fence + 1, job.fair_key, job.total_losses)
         if len(self._given) > MAX_REMEMBERED:
             del self._given[next(iter(self._given))]
         if not job.prefix_keys:
             return
-        card = next(worker.card for worker in workers if worker.id == assignment.worker_id)
+        card = next(worker.card for worker in self._rows if worker.id == assignment.worker_id)
         sent = self._sent.setdefault(assignment.worker_id, _Sent())
         sent.add(job.prefix_keys, job.num_prompt_tokens, card.num_blocks * card.block_size)
 
@@ -132,7 +151,7 @@ class Fleet:
         suspected_at = self._suspected.get(worker.id)
         if suspected_at is None:
             return True
-        if self._clock.monotonic() - worker.heartbeat_age_s > suspected_at + HEARTBEAT_MARGIN_S:
+        if self._read_at - worker.heartbeat_age_s > suspected_at + HEARTBEAT_MARGIN_S:
             del self._suspected[worker.id]
             return True
         return False
@@ -145,9 +164,12 @@ class Fleet:
             model_digest=worker.card.digest,
             numerics_id=worker.card.numerics_id,
             max_jobs=worker.max_jobs,
-            held=tuple(
-                HeldJob(given.fair_key if (given := self._given.get(job.id)) else job.tenant, job.losses > 0)
-                for job in worker.jobs
+            held=(
+                *(
+                    HeldJob(given.fair_key if (given := self._given.get(job.id)) else job.tenant, job.losses > 0)
+                    for job in worker.jobs
+                ),
+                *self._since.get(worker.id, ()),
             ),
             num_waiting=int(worker.load.get("num_waiting") or 0),
             prefix_keys=frozenset(reported).union(sent.keys if sent else ()),

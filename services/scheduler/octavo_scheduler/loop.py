@@ -5,7 +5,6 @@ Knows no SQL and no rule of placement: it reads, asks, writes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ import structlog
 
 from octavo_common.clock import Clock
 from octavo_common.errors import Unavailable
-from octavo_common.jobs.model import Assignment, FleetWorker, QueuedJob
+from octavo_common.jobs.model import Assignment, QueuedJob
 from octavo_common.store import Listener, PlacementStore
 from octavo_common.telemetry import names
 from octavo_common.telemetry.instruments import Instruments
@@ -67,6 +66,7 @@ class PlacementLoop:
         self._contact = Contact(clock, max_silence_s=max(settings.lease_s / 3, settings.poll_s * 3))
         self._reaper = Reaper(store, self._contact, lease_s=settings.lease_s)
         self._next_upkeep = 0.0
+        self._next_reap = 0.0
         self._next_prune = 0.0
 
     async def run(self) -> None:
@@ -115,26 +115,36 @@ class PlacementLoop:
     async def _place(self) -> bool:
         """One round. True when another one at once may place more."""
         started = self._clock.monotonic()
-        # Together: what waits is read while the workers are.
-        queue, workers = await asyncio.gather(self._store.queue(self._settings.page), self._store.fleet())
+        # First, because what waits decides whether the workers must be read at all.
+        queue = await self._store.queue(self._settings.page)
         self._contact.good()
-        self._watch.follow(workers)
+        self.figures.num_queued = len(queue)
+        if self._fleet.age_s >= self._settings.poll_s:
+            await self._look_at_workers()
+        if not queue:
+            return False
         for suspect in self._fleet.learn(queue):
             self._watch.probe(suspect)
-        views = self._fleet.views(workers)
-        self.figures.num_queued = len(queue)
-        self.figures.num_workers = {"usable": len(views), "not_usable": len(workers) - len(views)}
-        assignments = place(queue, views)
+        assignments = place(queue, self._fleet.views())
+        if len(assignments) < len(queue) and self._fleet.age_s > self._clock.monotonic() - started:
+            # Somebody may have become free since the last look.
+            await self._look_at_workers()
+            assignments = place(queue, self._fleet.views())
         if not assignments:
             return False
-        took = await self._assign(queue, workers, assignments)
+        took = await self._assign(queue, assignments)
         self._instruments.record(names.PLACEMENT_ROUND_TIME, self._clock.monotonic() - started)
         # A full page hides what comes after it; an assignment that did not take leaves a place free.
         return took > 0 and (len(queue) >= self._settings.page or took < len(assignments))
 
-    async def _assign(
-        self, queue: Sequence[QueuedJob], workers: Sequence[FleetWorker], assignments: Sequence[Assignment]
-    ) -> int:
+    async def _look_at_workers(self) -> None:
+        rows = await self._store.fleet()
+        self._fleet.update(rows)
+        self._watch.follow(rows)
+        num_usable = len(self._fleet.views())
+        self.figures.num_workers = {"usable": num_usable, "not_usable": len(rows) - num_usable}
+
+    async def _assign(self, queue: Sequence[QueuedJob], assignments: Sequence[Assignment]) -> int:
         read_at = self._clock.monotonic()
         took = set(await self._store.assign(assignments))
         jobs = {job.id: job for job in queue}
@@ -143,7 +153,7 @@ class PlacementLoop:
             job = jobs[assignment.job_id]
             if job.id not in took:
                 continue
-            self._fleet.assigned(job, assignment, workers)
+            self._fleet.assigned(job, assignment)
             if not job.resumed:
                 self._instruments.record(names.PLACEMENT_TIME, job.age_s + waited_s)
             log.info(
@@ -163,20 +173,29 @@ class PlacementLoop:
         if expired:
             log.info("jobs.expired", num_jobs=expired)
             self._instruments.add(names.JOBS_EXPIRED, expired)
+        now = self._clock.monotonic()
+        if now >= self._next_reap:
+            self._next_reap = now + self._settings.lease_s / 10
+            await self._reap()
+        if now >= self._next_prune:
+            await self._prune()
+        self._contact.good()
+
+    async def _reap(self) -> None:
         reaped = await self._reaper.run()
         for outcome, count in reaped.items():
             self._instruments.add(names.JOBS_REAPED, count, {names.OUTCOME: outcome})
         if reaped["queued"]:
             self._listener.wake()
-        if self._clock.monotonic() >= self._next_prune:
-            pruned = await self._store.prune(self._settings.job_retention_s)
-            if any((pruned.num_contents, pruned.num_jobs, pruned.num_processes)):
-                log.info("jobs.pruned", num_contents=pruned.num_contents, num_jobs=pruned.num_jobs)
-                self._instruments.add(names.JOBS_PRUNED, pruned.num_jobs)
-            else:
-                # One chunk a round, so that placement never waits for a large one.
-                self._next_prune = self._clock.monotonic() + self._settings.prune_every_s
-        self._contact.good()
+
+    async def _prune(self) -> None:
+        """One chunk, so that placement never waits for a large one; the next comes a second later."""
+        pruned = await self._store.prune(self._settings.job_retention_s)
+        if any((pruned.num_contents, pruned.num_jobs, pruned.num_processes)):
+            log.info("jobs.pruned", num_contents=pruned.num_contents, num_jobs=pruned.num_jobs)
+            self._instruments.add(names.JOBS_PRUNED, pruned.num_jobs)
+        else:
+            self._next_prune = self._clock.monotonic() + self._settings.prune_every_s
 
 
 async def _close(connection: LeadConnection) -> None:
