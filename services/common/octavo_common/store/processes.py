@@ -49,8 +49,8 @@ _LIST = text(
       started_at, extract(epoch from now() - heartbeat_at)::float8 as heartbeat_age_s,
       heartbeat_at > now() - make_interval(secs => lease_s) as alive
     from processes
-    where (:role is null or role = :role)
-      and (:max_age_s is null or heartbeat_at > now() - make_interval(secs => :max_age_s))
+    where (cast(:role as text) is null or role = :role)
+      and (cast(:max_age_s as float8) is null or heartbeat_at > now() - make_interval(secs => :max_age_s))
     order by started_at, id
     """
 ).bindparams(bindparam("role", type_=Text()), bindparam("max_age_s", type_=Float()))
