@@ -6,7 +6,6 @@ It claims and ends jobs through the real WorkStore, so the rows are as real as w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,8 +61,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.server: RpcServer | None = None
         self.address = ""
         self.first_tokens: list[int] = []
-        # Set by a test to have every stream cut: the worker lives and answers the next call.
-        self.cut = asyncio.Event()
+        self.num_cuts = 0
 
     # --- life
 
@@ -150,6 +148,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         async with log.changed:
             log.changed.notify_all()
 
+    async def cut(self) -> None:
+        """Cut every stream; the worker lives and answers the next call."""
+        self.num_cuts += 1
+        for log in self.logs.values():
+            async with log.changed:
+                log.changed.notify_all()
+
     async def _end(self, log: Log, end: worker_pb2.StreamEnd) -> None:
         async with log.changed:
             log.end = end
@@ -161,32 +166,22 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.num_streams += 1
         self.num_attached += 1
         self.first_tokens.append(request.first_token)
-        cutting = asyncio.ensure_future(self.cut.wait())
-        messages = self._messages(request, context)
         try:
-            while True:
-                following = asyncio.ensure_future(anext(messages))
-                await asyncio.wait((following, cutting), return_when=asyncio.FIRST_COMPLETED)
-                if not following.done():
-                    following.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await following
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
-                try:
-                    yield following.result()
-                except StopAsyncIteration:
-                    return
+            async for message in self._messages(request, context):
+                yield message
         finally:
-            cutting.cancel()
             self.num_attached -= 1
 
     async def _messages(self, request: worker_pb2.StreamRequest, context: Any) -> AsyncIterator[Any]:
+        num_cuts = self.num_cuts
         log = await self._find(request, context)
         position, checked = request.first_token, False
         while True:
             async with log.changed:
-                while not (log.gone or log.end or len(log.ids) > position - (not checked)):
+                while not (log.gone or log.end or len(log.ids) > position - (not checked) or self.num_cuts > num_cuts):
                     await log.changed.wait()
+                if self.num_cuts > num_cuts:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
                 if log.gone:
                     await context.abort(grpc.StatusCode.ABORTED, "the job is not here any more")
                 if not checked and tokens_digest(log.ids[:position]) != request.prefix_digest:
@@ -206,7 +201,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def _find(self, request: worker_pb2.StreamRequest, context: Any) -> Log:
         job_id = UUID(request.job_id)
         async with asyncio.timeout(30):
-            while job_id not in self.logs:
+            while job_id not in self.logs or self.logs[job_id].fence < request.fence:
                 await asyncio.sleep(0.01)
         log = self.logs[job_id]
         if log.fence != request.fence:

@@ -40,11 +40,7 @@ async def test_a_stream_cut_by_its_worker_goes_on_at_the_same_worker(world: Worl
     await worker.take(job_id)
     await worker.release_tokens(job_id, 4)
     await stream.tokens(4)
-    worker.cut.set()
-    async with asyncio.timeout(5):
-        while worker.num_attached:
-            await asyncio.sleep(0.005)
-    worker.cut.clear()
+    await worker.cut()
     await worker.release_tokens(job_id, 1)
     await stream.tokens(5)
     await worker.finish(job_id)
