@@ -1,0 +1,234 @@
+"""Request bodies of the OpenAI API as pydantic models, and how they become a RawRequest.
+
+What would change the answer and cannot be done is refused; what cannot change it is ignored and named to the caller.
+Values are checked for their types only: their ranges are `validation`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from octavo_gateway.openai.errors import BadRequest
+from octavo_gateway.openai.support import refuse_unsupported
+from octavo_gateway.validation import Message, OnDisconnect, RawRequest
+
+# The legacy endpoint's own default; chats may take what the context leaves.
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+def _none_is_empty(value: Any) -> Any:
+    return "" if value is None else value
+
+
+def _none_is_false(value: Any) -> Any:
+    return False if value is None else value
+
+
+OptionalText = Annotated[str, BeforeValidator(_none_is_empty)]
+Flag = Annotated[bool, BeforeValidator(_none_is_false)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class StreamOptions(_Model):
+    """What a stream carries beside its text."""
+
+    include_usage: Flag = False
+    # The usage so far in every chunk.
+    continuous_usage_stats: Flag = False
+
+
+class TextPart(_Model):
+    """A piece of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessageBody(_Model):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+
+
+class GenerationBody(_Model):
+    """What both kinds of generation have in common."""
+
+    model: OptionalText = ""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: Flag = False
+    min_tokens: int | None = None
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    # Beyond OpenAI's API, as in octavo.v1.
+    priority: int | None = None
+    timeout_s: float | None = None
+    on_disconnect: Literal["cancel", "detach"] | None = None
+    fair_key: OptionalText = ""
+    cache_salt: OptionalText = ""
+
+    def common(self, idempotency_key: str) -> dict[str, Any]:
+        """Fields of a RawRequest that do not depend on the kind."""
+        stop = self.stop if self.stop is not None else ()
+        return {
+            "model": self.model,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "seed": self.seed,
+            "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "ignore_eos": self.ignore_eos,
+            "priority": self.priority or 0,
+            "timeout_s": self.timeout_s,
+            "on_disconnect": OnDisconnect(self.on_disconnect or "cancel"),
+            "fair_key": self.fair_key,
+            "cache_salt": self.cache_salt,
+            "idempotency_key": idempotency_key,
+        }
+
+    def check_min_tokens(self, max_tokens: int | None) -> None:
+        """min_tokens is taken where it changes nothing: it is 0, or nothing can end the answer before max_tokens."""
+        if not self.min_tokens:
+            return
+        fits = max_tokens is None or self.min_tokens <= max_tokens
+        if not (self.ignore_eos and fits and not self.stop and not self.stop_token_ids):
+            raise BadRequest(
+                "min_tokens is supported only together with ignore_eos, without stop, and up to max_tokens",
+                code="UNSUPPORTED_PARAMETER",
+                param="min_tokens",
+            )
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessageBody]
+    max_completion_tokens: int | None = None
+
+    def raw_request(self, idempotency_key: str) -> RawRequest:
+        """The request in the gateway's terms."""
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if self.max_tokens is not None and self.max_tokens != max_tokens:
+            raise BadRequest(
+                "max_tokens and max_completion_tokens differ", code="INVALID_ARGUMENT", param="max_completion_tokens"
+            )
+        self.check_min_tokens(max_tokens)
+        messages = [_message(m, f"messages[{n}]") for n, m in enumerate(self.messages)]
+        return RawRequest(messages=messages, max_tokens=max_tokens, **self.common(idempotency_key))
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] | None = None
+    echo: Flag = False
+
+    def raw_request(self, idempotency_key: str) -> RawRequest:
+        """The request in the gateway's terms."""
+        max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        self.check_min_tokens(max_tokens)
+        prompt = self._only_prompt()
+        given = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+        return RawRequest(echo=self.echo, max_tokens=max_tokens, **given, **self.common(idempotency_key))
+
+    def _only_prompt(self) -> str | list[int]:
+        """The prompt; a list of one is that one."""
+        prompt = self.prompt
+        if prompt is None:
+            raise BadRequest("the request has no prompt", code="EMPTY_PROMPT", param="prompt")
+        if isinstance(prompt, str):
+            return prompt
+        if prompt and isinstance(prompt[0], int):
+            return [token for token in prompt if isinstance(token, int)]
+        if len(prompt) == 1 and not isinstance(prompt[0], int):
+            return prompt[0]
+        if not prompt:
+            return []
+        raise BadRequest(
+            f"one prompt is taken in a request, and there are {len(prompt)}",
+            code="UNSUPPORTED_PARAMETER",
+            param="prompt",
+            hint="send a request for each prompt: they are batched together anyway",
+        )
+
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+def parse_chat(value: Any) -> tuple[ChatBody, tuple[str, ...]]:
+    """The body, and the names of what is ignored in it. Raises BadRequest."""
+    body = _parse(ChatBody, value)
+    ignored = refuse_unsupported(body.model_extra or {})
+    extras = {f"messages.{name}" for m in body.messages for name, v in (m.model_extra or {}).items() if v is not None}
+    return body, (*ignored, *sorted(extras), *_ignored_options(body))
+
+
+def parse_completion(value: Any) -> tuple[CompletionBody, tuple[str, ...]]:
+    """The body, and the names of what is ignored in it. Raises BadRequest."""
+    body = _parse(CompletionBody, value)
+    return body, (*refuse_unsupported(body.model_extra or {}), *_ignored_options(body))
+
+
+def _ignored_options(body: GenerationBody) -> list[str]:
+    extra = body.stream_options.model_extra if body.stream_options is not None else None
+    return [f"stream_options.{name}" for name, value in (extra or {}).items() if value is not None]
+
+
+def _message(body: ChatMessageBody, param: str) -> Message:
+    for name in ("tool_calls", "function_call", "tool_call_id"):
+        if (body.model_extra or {}).get(name):
+            raise BadRequest("tools are not supported", code="UNSUPPORTED_PARAMETER", param=f"{param}.{name}")
+    content = body.content
+    if content is None:
+        raise BadRequest("the message has no content", code="INVALID_ARGUMENT", param=f"{param}.content")
+    if not isinstance(content, str):
+        content = "\n".join(_part_text(part, f"{param}.content[{n}]") for n, part in enumerate(content))
+    # OpenAI's newer name for the same; chat templates know the old one.
+    role = "system" if body.role == "developer" else body.role
+    return Message(role=role, content=content)
+
+
+def _part_text(part: TextPart, param: str) -> str:
+    if part.type != "text":
+        raise BadRequest(
+            f"content of type {part.type[:64]!r} is not supported", code="UNSUPPORTED_PARAMETER", param=f"{param}.type"
+        )
+    if part.text is None:
+        raise BadRequest("the part has no text", code="INVALID_ARGUMENT", param=f"{param}.text")
+    return part.text
+
+
+def _parse(kind: type[BodyT], value: Any) -> BodyT:
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object", code="INVALID_ARGUMENT")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        param = _param(kind, first["loc"])
+        raise BadRequest(f"{param or 'the body'}: {first['msg']}", code="INVALID_ARGUMENT", param=param) from error
+
+
+def _param(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str | None:
+    """The field's path, without the alternatives of a union that pydantic names in it."""
+    names = set(kind.model_fields) | set(ChatMessageBody.model_fields) | set(TextPart.model_fields)
+    names |= set(StreamOptions.model_fields)
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in names:
+            path += f".{part}" if path else part
+    return path or None

@@ -1,0 +1,93 @@
+"""Parameters that other servers know and this one does not: which are refused, and which make no difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo_gateway.openai.errors import BadRequest
+
+# They change the answer, except with these values, which ask for what is done anyway. None always does.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "truncate_prompt_tokens": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+# They concern the provider's business, never the answer's tokens.
+_IGNORED = frozenset(
+    {
+        "metadata",
+        "moderation",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+
+def refuse_unsupported(extra: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the parameters that are ignored. Raises BadRequest for one that may change the answer, or is unknown."""
+    ignored: list[str] = []
+    for name, value in extra.items():
+        if value is None:
+            continue
+        if name in _IGNORED:
+            ignored.append(name)
+        elif name not in _NEUTRAL:
+            raise BadRequest(f"there is no parameter {name[:64]!r}", code="UNKNOWN_PARAMETER", param=name[:64])
+        elif not any(_equal(value, neutral) for neutral in _NEUTRAL[name]):
+            raise BadRequest(
+                f"{name} is not supported with this value",
+                code="UNSUPPORTED_PARAMETER",
+                param=name,
+                hint="leave it out",
+            )
+    return tuple(ignored)
+
+
+def _equal(value: Any, neutral: Any) -> bool:
+    """Equality that does not take True for 1."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
