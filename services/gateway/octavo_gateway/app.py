@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,6 +36,7 @@ from octavo_gateway.jobs import Jobs
 from octavo_gateway.lifecycle import Beat, Presence
 from octavo_gateway.models import Catalogue
 from octavo_gateway.observe import Observer
+from octavo_gateway.openai.app import make_app
 from octavo_gateway.prompts import Prompts
 from octavo_gateway.service import FleetServicer, GenerationServicer, JobServicer, ModelServicer
 from octavo_gateway.settings import GatewaySettings
@@ -46,6 +48,8 @@ from octavo_gateway.workers import WorkerPool
 POOL_SIZE = 12
 # Left of drain_s for telling the readers whose streams are handed over.
 HAND_OVER_S = 1.0
+# For the last writes, if the database answers at all.
+STOP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +157,15 @@ async def _serve(
 ) -> int:
     life = Lifecycle()
     server = grpc_server(gateway, settings, telemetry, clock)
-    from octavo_gateway.openai.app import make_app
-
-    http = HttpServer(make_app(gateway.api, limits=gateway.limits, telemetry=telemetry))
+    http = HttpServer(
+        make_app(
+            gateway.api,
+            limits=gateway.limits,
+            telemetry=telemetry,
+            health=lambda: _health(listener, life)[0],
+            max_body_bytes=settings.max_message_bytes,
+        )
+    )
     metrics = MetricsServer(metrics=telemetry.prometheus_text, health=lambda: _health(listener, life))
     presence = Presence(gateway.processes, _process(gateway, settings), _beat(gateway), clock)
     tasks: list[asyncio.Task[Any]] = []
@@ -177,22 +187,24 @@ async def _serve(
             tasks.append(task)
 
     async def on_drain() -> None:
+        gateway.jobs.end_watches()
         await presence.drain()
         if not await gateway.hub.wait_idle(max(settings.drain_s - HAND_OVER_S, 0.0)):
             await gateway.hub.hand_over()
         await http.stop()
 
     async def on_stop() -> None:
-        # The listener of a drain that a second signal cut short.
+        # A second signal may have cut the drain short.
         await gateway.hub.hand_over()
         await http.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await metrics.stop()
-        async with asyncio.timeout(2.0):
-            await gateway.hub.close()
-            await presence.leave()
+        with contextlib.suppress(TimeoutError):  # the database is away: heartbeats grow old instead
+            async with asyncio.timeout(STOP_S):
+                await gateway.hub.close()
+                await presence.leave()
 
     return await serve(
         server,

@@ -45,6 +45,7 @@ class Jobs:
     def __init__(self, store: JobStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
+        self._ending = False
 
     async def get(self, principal: Principal, job_id: str) -> Job:
         """One job. Raises JobNotFound."""
@@ -93,7 +94,7 @@ class Jobs:
         """Yield the job now and after each change until it has ended. Raises JobNotFound."""
         seen: tuple[object, ...] | None = None
         pause_s = FIRST_PAUSE_S
-        while True:
+        while not self._ending:
             try:
                 job = await self.get(principal, job_id)
             except Unavailable:
@@ -110,6 +111,11 @@ class Jobs:
                     return
             await self._clock.sleep(pause_s)
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+        raise Unavailable("this gateway is about to end", code="DRAINING", hint="watch again", retry_after_s=0.1)
+
+    def end_watches(self) -> None:
+        """End all watches within a second: this gateway drains."""
+        self._ending = True
 
 
 def _page_token(text: str) -> UUID | None:
