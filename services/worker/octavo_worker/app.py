@@ -51,6 +51,7 @@ POOL_SIZE = 6
 BUNDLE_MEDIA_TYPE = "application/vnd.octavo.tokenizer+json"
 DATABASE_PAUSE_S = 0.5
 ENGINE_STOP_S = 5.0
+TASK_END_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +106,15 @@ def model_path(settings: WorkerSettings) -> Path:
     return weights[0] if len(weights) == 1 else found
 
 
-async def run(settings: WorkerSettings, build: Build = build_served) -> int:
-    """Run a worker until it is told to stop; returns the exit code."""
+async def run(settings: WorkerSettings, build: Build = build_served, *, lifecycle: Lifecycle | None = None) -> int:
+    """Run a worker until it is told to stop (by a signal or the lifecycle); returns the exit code."""
     process_id = new_process_id()
     telemetry = setup.init("octavo-worker", str(process_id), settings)
     try:
         token, dsn = settings.require_internal_token(), settings.require_database_url()
         served = await asyncio.to_thread(build, settings)
-        return await _Worker(settings, served, process_id, telemetry).run(token, dsn)
+        worker = _Worker(settings, served, process_id, telemetry, lifecycle or Lifecycle())
+        return await worker.run(token, dsn)
     finally:
         await asyncio.to_thread(telemetry.shutdown)
 
@@ -120,18 +122,26 @@ async def run(settings: WorkerSettings, build: Build = build_served) -> int:
 class _Worker:
     """The parts of one process, put together."""
 
-    def __init__(self, settings: WorkerSettings, served: Served, process_id: UUID, telemetry: setup.Telemetry) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        served: Served,
+        process_id: UUID,
+        telemetry: setup.Telemetry,
+        lifecycle: Lifecycle,
+    ) -> None:
         self._settings = settings
         self._served = served
         self._id = process_id
         self._telemetry = telemetry
         self._clock: Clock = SystemClock()
-        self._life = Lifecycle()
+        self._life = lifecycle
         self._book = LogBook(self._clock)
         self._gate = Gate(self._clock, lease_s=settings.lease_s)
         self._records = Records()
         self._loop = EngineLoop(served.engine, clock=self._clock)
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._beat: Heartbeat | None = None
 
     async def run(self, token: str, dsn: str) -> int:
         settings, clock, telemetry = self._settings, self._clock, self._telemetry
@@ -151,7 +161,7 @@ class _Worker:
             metrics_address = f"{settings.advertise_host or advertised(settings.host)}:{metrics_port}"
             process = self._process(address, metrics_address)
             await self._announce(processes, artifacts, process)
-            beat = Heartbeat(
+            self._beat = Heartbeat(
                 store=processes,
                 process=process,
                 holder=intake,
@@ -160,20 +170,25 @@ class _Worker:
                 stuck=self._is_stuck,
                 on_stuck=lambda: self._life.fail("the engine is stuck"),
             )
-            self._spawn("heartbeat", beat.run())
-            self._spawn("intake", self._take_jobs(intake, listener, beat))
+            self._spawn("heartbeat", self._beat.run())
+            self._spawn("intake", self._take_jobs(intake, listener, self._beat))
             self._spawn("loop lag", measure_loop_lag(telemetry.instruments, clock))
 
         async def on_drain() -> None:
-            await self._end_task("intake")
+            listener.wake()
+            await self._ended("intake")
             with suppress(OctavoError):
                 await processes.set_draining(self._id)
-            # After a failure of our own nothing is given back: the jobs count a loss, and one that kills workers is found.
+            # After a failure of our own nothing is given back: the loss counts, and a job that kills workers is found.
             await intake.drain(settings.drain_s, give_back=self._life.exit_code == 0)
 
         async def on_stop() -> None:
-            for task in list(self._tasks):
-                await self._end_task(task.get_name())
+            if self._beat is not None:
+                self._beat.stop()
+                await self._ended("heartbeat")
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             await asyncio.to_thread(self._loop.stop, ENGINE_STOP_S)
             await metrics.stop()
             with suppress(OctavoError, TimeoutError):  # a courtesy; without it the heartbeat grows old
@@ -244,7 +259,7 @@ class _Worker:
     async def _announce(self, processes: ProcessStore, artifacts: ArtifactStore, process: NewProcess) -> None:
         """Store the tokenizer, then register: who sees the card finds the bundle. Waits for a database that is away."""
         bundle = self._served.bundle
-        while True:
+        while not self._life.stopping.is_set():
             try:
                 await artifacts.put(bundle.digest, BUNDLE_MEDIA_TYPE, bundle.to_bytes())
                 sent_s = self._clock.monotonic()
@@ -258,7 +273,7 @@ class _Worker:
 
     async def _take_jobs(self, intake: Intake, listener: Listener, beat: Heartbeat) -> None:
         """Claim when told, and every poll."""
-        while True:
+        while not self._life.stopping.is_set():
             told = await listener.wait(self._settings.poll_s)
             if told and intake.num_held:
                 # Maybe there is nothing to take, and somebody cancelled a job or took one away.
@@ -286,10 +301,9 @@ class _Worker:
     def _spawn(self, name: str, work: Any) -> None:
         task = asyncio.create_task(work, name=name)
         self._life.watch(task, name)
-        self._tasks.append(task)
+        self._tasks[name] = task
 
-    async def _end_task(self, name: str) -> None:
-        for task in [task for task in self._tasks if task.get_name() == name]:
-            self._tasks.remove(task)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async def _ended(self, name: str) -> None:
+        """Wait a moment for a task that was asked to end: a statement that is cut costs its connection."""
+        if name in self._tasks:
+            await asyncio.wait([self._tasks[name]], timeout=TASK_END_S)
