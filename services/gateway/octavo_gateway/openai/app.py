@@ -77,7 +77,13 @@ class _Rim:
         return await self._generate(request, parse_chat)
 
     async def completions(self, request: Request) -> Response:
-        return await self._generate(request, parse_completion)
+        try:
+            return await self._generate(request, parse_completion)
+        except OctavoError as error:
+            if error.param == "token_ids":
+                # Here the ids came as the prompt.
+                error.param = "prompt"
+            raise
 
     async def _generate(self, request: Request, parse: Parse) -> Response:
         principal = await authenticate(request, self._api)

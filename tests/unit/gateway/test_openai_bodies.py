@@ -1,0 +1,137 @@
+"""Bodies of the OpenAI API: what is taken, refused and ignored."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo_common.errors import QuotaExceeded, Unauthenticated, Unavailable
+from octavo_gateway.openai.bodies import parse_chat, parse_completion
+from octavo_gateway.openai.errors import BadRequest, error_body, error_response
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields):
+    body, ignored = parse_chat({"model": "m", "messages": MESSAGES, **fields})
+    return body.raw_request(""), ignored
+
+
+def completion(**fields):
+    body, ignored = parse_completion({"model": "m", "prompt": "a", **fields})
+    return body.raw_request("key"), ignored
+
+
+NEUTRAL = {
+    "n": 1,
+    "logprobs": False,
+    "tools": [],
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "min_p": 0.0,
+    "suffix": None,
+    "chat_template_kwargs": None,
+    "min_tokens": 0,
+    "stop": None,
+    "stream": None,
+    "seed": None,
+    "store": None,
+}
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_a_value_that_asks_for_what_is_done_anyway_is_taken(name):
+    assert chat(**{name: NEUTRAL[name]})[1] == ()
+
+
+CHANGING = {
+    "n": 2,
+    "best_of": 3,
+    "logprobs": True,
+    "top_logprobs": 5,
+    "tools": [{"type": "function"}],
+    "tool_choice": "required",
+    "response_format": {"type": "json_object"},
+    "presence_penalty": 0.5,
+    "logit_bias": {"1": 5},
+    "reasoning_effort": "low",
+    "min_tokens": 3,
+    "guided_json": {},
+    "temprature": 1,
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGING))
+def test_a_value_that_would_change_the_answer_is_refused_by_name(name):
+    with pytest.raises(BadRequest) as caught:
+        chat(**{name: CHANGING[name]})
+    assert caught.value.param == name
+
+
+def test_true_is_not_one():
+    with pytest.raises(BadRequest):
+        chat(n=True)
+
+
+def test_min_tokens_is_taken_where_nothing_can_end_the_answer_earlier():
+    assert chat(min_tokens=5, max_tokens=5, ignore_eos=True)[0].max_tokens == 5
+    for fields in ({"max_tokens": 4}, {"max_tokens": 5, "stop": "x"}, {"max_tokens": 5, "stop_token_ids": [1]}):
+        with pytest.raises(BadRequest):
+            chat(min_tokens=5, ignore_eos=True, **fields)
+
+
+def test_both_names_of_the_token_limit_may_be_given_when_they_agree():
+    assert chat(max_tokens=3, max_completion_tokens=3)[0].max_tokens == 3
+    assert chat(max_completion_tokens=3)[0].max_tokens == 3
+    assert chat()[0].max_tokens is None
+    with pytest.raises(BadRequest):
+        chat(max_tokens=3, max_completion_tokens=4)
+
+
+def test_stop_may_be_text_or_a_list():
+    assert chat(stop="x")[0].stop == ("x",)
+    assert chat(stop=["x", "y"])[0].stop == ("x", "y")
+
+
+def test_a_completion_keeps_its_idempotency_key_and_its_own_default():
+    raw, _ = completion(echo=True)
+    assert (raw.idempotency_key, raw.max_tokens, raw.echo, raw.prompt) == ("key", 16, True, "a")
+
+
+BAD_MESSAGES = {
+    "messages": None,
+    "messages[0].role": [{"content": "hi"}],
+    "messages[0].content": [{"role": "assistant", "content": None}],
+    "messages[0].content[0].type": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    "messages[0].content[1].text": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text"}]}],
+    "messages[0].tool_calls": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+    "messages[0].tool_call_id": [{"role": "tool", "content": "", "tool_call_id": "1"}],
+}
+
+
+@pytest.mark.parametrize("param", sorted(BAD_MESSAGES))
+def test_a_bad_message_is_refused_with_its_place(param):
+    with pytest.raises(BadRequest) as caught:
+        chat(messages=BAD_MESSAGES[param])
+    assert caught.value.param == param
+
+
+def test_an_error_has_the_form_that_openai_clients_read():
+    error = QuotaExceeded("too many \ud800", hint="wait", retry_after_s=2.2)
+    assert error_body(error) == {
+        "error": {
+            "message": "too many ?",
+            "type": "rate_limit_error",
+            "param": None,
+            "code": "rate_limit_exceeded",
+            "hint": "wait",
+        }
+    }
+    answer = error_response(error, {"X-Octavo-Job": "j"})
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "3"
+    assert answer.headers["retry-after-ms"] == "2200" and answer.headers["x-octavo-job"] == "j"
+    assert error_response(Unavailable("down")).headers["retry-after"] == "1"
+    assert error_response(Unauthenticated("who", code="UNKNOWN_KEY")).headers["www-authenticate"] == "Bearer"
