@@ -179,11 +179,11 @@ def _prompt(raw: RawRequest, bounds: RequestLimits) -> Prompt:
         return TextPrompt(text=text)
     if raw.messages is not None:
         return _chat(raw.messages, bounds)
-    ids = raw.token_ids if raw.token_ids is not None else ()
+    ids = check_token_ids(raw.token_ids if raw.token_ids is not None else (), "token_ids")
     _check_size(len(ids), "token_ids", bounds)
     if not ids:
         _refuse("the prompt has no tokens", "token_ids", code="EMPTY_PROMPT")
-    return TokenPrompt(ids=check_token_ids(ids, "token_ids"))
+    return TokenPrompt(ids=ids)
 
 
 def _chat(messages: Sequence[Message], bounds: RequestLimits) -> ChatPrompt:
@@ -255,9 +255,10 @@ def _stop(values: Sequence[str], bounds: RequestLimits) -> tuple[str, ...]:
 
 
 def _stop_token_ids(values: Sequence[int], bounds: RequestLimits) -> tuple[int, ...]:
-    if len(values) > bounds.max_stop_tokens:
+    ids = check_token_ids(values, "stop_token_ids")
+    if len(ids) > bounds.max_stop_tokens:
         _refuse(f"at most {bounds.max_stop_tokens} stop tokens are taken", "stop_token_ids")
-    return tuple(dict.fromkeys(check_token_ids(values, "stop_token_ids")))
+    return tuple(dict.fromkeys(ids))
 
 
 def _timeout(value: float | None, bounds: RequestLimits) -> float | None:

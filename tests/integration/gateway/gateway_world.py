@@ -80,6 +80,7 @@ class Client:
     """One caller, with one key, of one gateway."""
 
     def __init__(self, port: int, key: str) -> None:
+        self.port = port
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)])
         self.metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self.generation = gateway_pb2_grpc.GenerationServiceStub(self.channel)

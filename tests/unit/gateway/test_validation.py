@@ -1,0 +1,158 @@
+"""Requests are parsed once: what comes through is valid, and what does not names its field."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo_common.errors import InvalidArgument
+from octavo_gateway.validation import (
+    ChatPrompt,
+    Message,
+    OnDisconnect,
+    RawRequest,
+    RequestLimits,
+    TextPrompt,
+    TokenPrompt,
+    validate,
+)
+
+GOOD = RawRequest(prompt="hello")
+SURROGATE = "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"token_ids": [1]}, "token_ids"),
+        ({"prompt": SURROGATE}, "prompt"),
+        ({"prompt": "x" * 1_000_001}, "prompt"),
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": None, "token_ids": []}, "token_ids"),
+        ({"prompt": None, "token_ids": [1, -1]}, "token_ids"),
+        ({"prompt": None, "token_ids": [2**31]}, "token_ids"),
+        ({"prompt": None, "token_ids": [True]}, "token_ids"),
+        ({"prompt": None, "token_ids": "12"}, "token_ids"),
+        ({"prompt": None, "messages": []}, "messages"),
+        ({"prompt": None, "messages": [Message(role="robot", content="x")]}, "messages[0].role"),
+        ({"prompt": None, "messages": [Message(role="user", content=SURROGATE)]}, "messages[0].content"),
+        ({"prompt": None, "messages": [Message(role="user", content="x" * 600_000)] * 2}, "messages"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_p": math.nan}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 10**5000}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x" * 257]}, "stop"),
+        ({"stop": ["a\0"]}, "stop"),
+        ({"stop": "stop"}, "stop"),
+        ({"stop": [SURROGATE]}, "stop"),
+        ({"stop_token_ids": [-5]}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(257))}, "stop_token_ids"),
+        ({"priority": 101}, "priority"),
+        ({"priority": -101}, "priority"),
+        ({"timeout_s": 0.0}, "timeout"),
+        ({"timeout_s": -1.0}, "timeout"),
+        ({"timeout_s": math.nan}, "timeout"),
+        ({"idempotency_key": "k" * 256}, "idempotency_key"),
+        ({"idempotency_key": "k\0"}, "idempotency_key"),
+        ({"fair_key": "k" * 256}, "fair_key"),
+        ({"cache_salt": SURROGATE}, "cache_salt"),
+        ({"model": "m" * 256}, "model"),
+        ({"echo": 1}, "echo"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_name_of_its_field(changes: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        validate(replace(GOOD, **changes))
+    assert refused.value.param == param
+    assert len(refused.value.message) < 400
+
+
+def test_defaults_are_those_of_the_proto() -> None:
+    valid = validate(GOOD)
+    assert (valid.temperature, valid.top_k, valid.top_p, valid.seed, valid.max_tokens) == (1.0, 0, 1.0, None, None)
+    assert (valid.idempotency_key, valid.fair_key, valid.on_disconnect) == (None, None, OnDisconnect.CANCEL)
+    assert valid.operation == "text_completion"
+
+
+def test_the_edges_are_accepted() -> None:
+    valid = validate(
+        replace(
+            GOOD,
+            temperature=0,
+            top_p=1,
+            max_tokens=1,
+            seed=-(2**63),
+            priority=100,
+            stop=["x" * 256] * 16,
+            stop_token_ids=[3, 3, 0],
+            idempotency_key="k" * 255,
+        )
+    )
+    assert valid.temperature == 0.0
+    assert valid.stop_token_ids == (3, 0)
+
+
+def test_max_tokens_0_is_taken_with_echo_only() -> None:
+    assert validate(replace(GOOD, max_tokens=0, echo=True)).max_tokens == 0
+
+
+def test_each_kind_of_prompt_comes_through_as_it_is() -> None:
+    assert validate(GOOD).prompt == TextPrompt(text="hello")
+    messages = [Message(role="system", content=""), Message(role="user", content="hi\0")]
+    chat = validate(replace(GOOD, prompt=None, messages=messages))
+    assert chat.prompt == ChatPrompt(messages=tuple(messages))
+    assert chat.operation == "chat"
+    assert validate(replace(GOOD, prompt=None, token_ids=[0, 5])).prompt == TokenPrompt(ids=(0, 5))
+
+
+def test_limits_are_the_callers() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        validate(GOOD, RequestLimits(max_prompt_chars=4))
+    assert refused.value.code == "PROMPT_TOO_LARGE"
+
+
+anything = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3)
+)
+
+
+FIELDS = sorted(RawRequest.__dataclass_fields__.keys() - {"on_disconnect", "messages", "prompt"})
+
+
+# One or two at a time: with all of them at once, the first refusal would hide the rest.
+@given(st.dictionaries(st.sampled_from(FIELDS), anything, min_size=1, max_size=2))
+def test_whatever_is_given_is_either_valid_or_refused(changes: dict[str, Any]) -> None:
+    raw = replace(GOOD, **changes)
+    try:
+        valid = validate(raw)
+    except InvalidArgument as refused:
+        assert refused.param
+        return
+    assert math.isfinite(valid.temperature)
+    assert valid.temperature >= 0
+    assert 0 < valid.top_p <= 1
+    assert valid.top_k >= 0
+    assert valid.max_tokens is None or valid.max_tokens >= 1 or valid.echo
+    assert valid.timeout_s is None or valid.timeout_s > 0
+    assert -100 <= valid.priority <= 100
