@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,7 +178,7 @@ async def until(look, holds, timeout_s: float = 10.0):
         async with asyncio.timeout(timeout_s):
             while True:
                 seen = look()
-                seen = await seen if asyncio.iscoroutine(seen) else seen
+                seen = await seen if inspect.isawaitable(seen) else seen
                 if holds(seen):
                     return seen
                 await asyncio.sleep(0.01)
