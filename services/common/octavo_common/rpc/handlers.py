@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from octavo_common.errors import OctavoError, Status
+
 # In quotes: grpc's classes are generic in the stubs only.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -41,13 +43,24 @@ def rebuilt(handler: Handler, new: Behaviour, *, deserializer: Callable[[bytes],
     return make(new, request_deserializer=deserializer, response_serializer=handler.response_serializer)
 
 
+def _implemented(inner: Behaviour) -> Behaviour:
+    """The same, or a refusal where generated code stands for a method that the servicer does not define."""
+    if not getattr(inner, "__module__", "").endswith("_pb2_grpc"):
+        return inner
+
+    async def refuse(request: Any, context: Context) -> None:
+        raise OctavoError("this server does not serve the method", status=Status.UNIMPLEMENTED, code="UNIMPLEMENTED")
+
+    return refuse
+
+
 def around(handler: Handler, manager: Manager, decode: Callable[[Any], Any] | None = None) -> Handler:
     """Run each call of a handler inside `manager(context)`; requests pass through `decode` inside of it, if given.
 
     Generator and coroutine (`context.write`) styles stay what they are, because the server chooses its way by them.
     With `decode` the server hands over raw bytes.
     """
-    inner = behaviour(handler)
+    inner = _implemented(behaviour(handler))
     if inspect.isasyncgenfunction(inner):
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:

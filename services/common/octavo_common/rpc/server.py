@@ -101,8 +101,9 @@ def make_server(
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # Else a client that pings during a silent prefill is thrown out with "too many pings".
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", min_ping_interval_ms),
+        # Else a client that pings during a silent prefill is thrown out with "too many pings". This is core's
+        # GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS: the string has no "recv", and a wrong one is ignored.
+        ("grpc.http2.min_ping_interval_without_data_ms", min_ping_interval_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Iterator, MutableMapping
@@ -69,6 +70,12 @@ def configure(
     root.setLevel(LEVELS[level])
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_says_more_than_cancelled)
+
+
+def _says_more_than_cancelled(record: logging.LogRecord) -> bool:
+    """False for what grpc reports as an error when a server stops while streams are open."""
+    return not (record.exc_info and record.exc_info[0] is asyncio.CancelledError)
 
 
 @contextmanager
