@@ -67,9 +67,10 @@ class StopMatcher:
 
         After a match nothing more may be pushed.
         """
-        if len(self._next) == 1:
-            return None
         state = self._state
+        if state == 0 and self._next[0].keys().isdisjoint(text):
+            # Nothing can begin here; this is most of every answer.
+            return None
         for position, char in enumerate(text, 1):
             state = self._step(state, char)
             if self._match[state]:
