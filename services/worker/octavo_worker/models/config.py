@@ -75,7 +75,7 @@ def read_config(directory: Path) -> ModelConfig:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InvalidModel(f"{directory} has no config.json", hint="give a model's directory or a GGUF file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidModel(f"{file} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise InvalidModel(f"{file} is not a JSON object")

@@ -76,7 +76,7 @@ def gguf_config(file: GgufFile) -> ModelConfig:
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
         context_length=context,
-        bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        bos_id=_token_id(metadata, "bos_token_id"),
         eos_ids=eos_ids(metadata),
     )
     check(config, where)
@@ -86,8 +86,13 @@ def gguf_config(file: GgufFile) -> ModelConfig:
 def eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     """Tokens that end a generation: end of sequence, of turn and of message, where the file names them."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = (metadata.get(f"tokenizer.ggml.{name}") for name in names)
-    return tuple(sorted({i for i in found if isinstance(i, int)}))
+    found = (_token_id(metadata, name) for name in names)
+    return tuple(sorted({token for token in found if token is not None}))
+
+
+def _token_id(metadata: Mapping[str, Any], name: str) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def quantization(file: GgufFile) -> str:

@@ -236,12 +236,18 @@ def _pair(vocabulary: _Vocabulary, merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _build(vocabulary: _Vocabulary, **options: Any) -> Tokenizer:
+def _build(
+    vocabulary: _Vocabulary, *, vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any
+) -> Tokenizer:
+    for left, right in merges:
+        # The library panics, past all error handling, over a merge of unknown tokens or into one.
+        if left not in vocab or right not in vocab or left + right not in vocab:
+            raise InvalidModel(
+                f"{vocabulary.where} is corrupt: tokenizer.ggml.merges has {left!r} and {right!r}, "
+                "and not both they and what they make are tokens"
+            )
     unknown = vocabulary.special("unknown") if vocabulary.model == "llama" else None
-    try:
-        return Tokenizer(BPE(unk_token=unknown, **options))
-    except Exception as error:  # the tokenizers library raises bare Exception for merges that lead to no token
-        raise InvalidModel(f"{vocabulary.where} is corrupt: its tokenizer does not fit together: {error}") from error
+    return Tokenizer(BPE(vocab=vocab, merges=merges, unk_token=unknown, **options))
 
 
 def _add_specials(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:

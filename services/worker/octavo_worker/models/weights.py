@@ -111,7 +111,7 @@ def _read_index(index: Path) -> dict[str, str]:
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {str(tensor): str(file) for tensor, file in names.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidModel(f"{index} cannot be read: {error!r}") from error
     for file in files.values():
         if Path(file).name != file:
@@ -131,7 +131,7 @@ def _read_header(file: Path) -> dict[str, _Entry]:
             header = json.loads(stream.read(length))
     except OSError as error:
         raise InvalidModel(f"{file} cannot be read: {os.strerror(error.errno or 0)}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidModel(f"{file} is corrupt: its header is not JSON") from error
     if not isinstance(header, dict):
         raise InvalidModel(f"{file} is corrupt: its header is not a JSON object")
@@ -143,7 +143,7 @@ def _entry(file: Path, name: str, value: Any, data: int, size: int) -> _Entry:
     try:
         shape = tuple(value["shape"])
         start, end = value["data_offsets"]
-        kind = value["dtype"]
+        kind = str(value["dtype"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidModel(f"{file} is corrupt: the entry of the tensor {name} is damaged") from error
     numbers = (*shape, start, end)
