@@ -18,6 +18,10 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 QUIET_LOGGERS = ("httpx", "uvicorn.access", "sqlalchemy.engine", "alembic.runtime.plugins")
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, so that a second configure() finds and replaces it, and leaves those of others alone."""
+
+
 def configure(
     *,
     service: str,
@@ -58,7 +62,7 @@ def configure(
         # Modules hold lazy loggers; a cached one would not see a later configure().
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(target)
+    handler = _Handler(target)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
@@ -66,7 +70,7 @@ def configure(
         )
     )
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [*(h for h in root.handlers if not isinstance(h, _Handler)), handler]
     root.setLevel(LEVELS[level])
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
