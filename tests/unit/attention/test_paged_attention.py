@@ -1,0 +1,186 @@
+"""The fast backend against the plain one in float64, on random pages; NaN lies wherever nothing may be read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_worker.attention.base import AttentionNeed, AttnBatch, KVSpec, NoAttentionBackend, select
+from octavo_worker.attention.cpu import CpuAttention
+from octavo_worker.attention.reference import ReferenceAttention
+
+BLOCK = 16
+LAYERS = 2
+
+# (query heads, key-value heads, head dim): grouped, one to one, one for all, a group wider than a tile.
+SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 80), (40, 2, 96), (2, 2, 128)]
+
+
+def make_world(rows, shape, seed=0):
+    """(pool, batch, q, k, v) for rows of (start, number of fed tokens); the pool is NaN except for computed slots."""
+    num_heads, num_kv_heads, head_dim = shape
+    random = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    counts = [-(-(start + count) // BLOCK) for start, count in rows]
+    total = sum(counts) + 3
+    order = iter(random.permutation(total).tolist())
+    tables = np.full((len(rows), max(counts)), total - 1, np.int32)
+    pool = torch.full((total, LAYERS, 2, BLOCK, num_kv_heads, head_dim), math.nan)
+    slots = []
+    for index, ((start, count), num_blocks) in enumerate(zip(rows, counts, strict=True)):
+        tables[index, :num_blocks] = list(itertools.islice(order, num_blocks))
+        for position in range(start):
+            pool[tables[index, position // BLOCK], :, :, position % BLOCK] = torch.randn(
+                LAYERS, 2, num_kv_heads, head_dim
+            )
+        slots += [int(tables[index, p // BLOCK]) * BLOCK + p % BLOCK for p in range(start, start + count)]
+    batch = AttnBatch(
+        starts_R=np.array([start for start, _ in rows], np.int32),
+        num_tokens_R=np.array([count for _, count in rows], np.int32),
+        tables_RB=tables,
+        slots_T=np.array(slots, np.int64),
+    )
+    # q, k and v are views into one buffer, as a model with a fused projection passes them.
+    fused = torch.randn(len(slots), num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = fused.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    return pool, batch, q, k, v
+
+
+def run_cpu(world, shape, layer=1, num_threads=2):
+    pool, batch, q, k, v = world
+    backend = CpuAttention(num_heads=shape[0], num_kv_heads=shape[1], num_threads=num_threads)
+    pool = pool.clone()
+    plan = backend.plan(batch)
+    backend.write_kv(k, v, pool, plan, layer)
+    return backend.forward(q, pool, plan, layer).clone(), pool
+
+
+def run_reference(world, layer=1):
+    pool, batch, q, k, v = world
+    backend = ReferenceAttention(block_size=BLOCK)
+    pool = pool.double()
+    plan = backend.plan(batch)
+    backend.write_kv(k.double(), v.double(), pool, plan, layer)
+    return backend.forward(q.double(), pool, plan, layer), pool
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, 1)],
+        [(15, 1), (16, 1), (17, 1), (300, 1)],
+        [(0, 40)],
+        [(7, 40), (100, 3), (0, 1), (31, 2)],
+    ],
+)
+def test_mixed_rows_match_the_reference(shape, rows):
+    world = make_world(rows, shape)
+    (out, pool), (expected, expected_pool) = run_cpu(world, shape), run_reference(world)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=3e-6)
+    torch.testing.assert_close(pool.double(), expected_pool, rtol=0, atol=0, equal_nan=True)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=6),
+    shape=st.sampled_from(SHAPES),
+    seed=st.integers(0, 2**16),
+)
+def test_any_rows_match_the_reference(rows, shape, seed):
+    world = make_world(rows, shape, seed)
+    torch.testing.assert_close(run_cpu(world, shape)[0].double(), run_reference(world)[0], rtol=0, atol=5e-6)
+
+
+def test_a_row_gives_the_same_bits_alone_and_beside_others_and_on_any_number_of_threads():
+    shape, rows = (9, 3, 64), [(40, 1), (3, 30), (200, 1), (17, 5)]
+    pool, batch, q, k, v = make_world(rows, shape)
+    together, _ = run_cpu((pool, batch, q, k, v), shape)
+    firsts = np.cumsum([0, *batch.num_tokens_R])
+    for row in range(len(rows)):
+        part = slice(firsts[row], firsts[row + 1])
+        alone = AttnBatch(
+            starts_R=batch.starts_R[row : row + 1],
+            num_tokens_R=batch.num_tokens_R[row : row + 1],
+            tables_RB=batch.tables_RB[row : row + 1],
+            slots_T=batch.slots_T[part],
+        )
+        out, _ = run_cpu((pool, alone, q[part], k[part], v[part]), shape, num_threads=1)
+        assert torch.equal(out, together[part])
+
+
+def test_a_prompt_gives_the_same_bits_whole_and_token_by_token():
+    shape, length = (9, 3, 64), 50
+    pool, batch, q, k, v = make_world([(0, length)], shape)
+    whole, _ = run_cpu((pool, batch, q, k, v), shape)
+    for start in range(length):
+        step = AttnBatch(
+            starts_R=np.array([start], np.int32),
+            num_tokens_R=np.array([1], np.int32),
+            tables_RB=batch.tables_RB,
+            slots_T=batch.slots_T[start : start + 1],
+        )
+        part = slice(start, start + 1)
+        out, pool = run_cpu((pool, step, q[part], k[part], v[part]), shape)
+        assert torch.equal(out, whole[part])
+
+
+def test_a_layer_is_not_touched_by_the_writes_of_another():
+    shape = (4, 2, 32)
+    world = make_world([(5, 3)], shape)
+    _, pool = run_cpu(world, shape, layer=0)
+    assert torch.equal(pool[:, 1].nan_to_num(7), world[0][:, 1].nan_to_num(7))
+
+
+def test_nan_in_one_rows_keys_reaches_no_other_row():
+    shape = (9, 3, 64)
+    pool, batch, q, k, v = make_world([(20, 1), (20, 1)], shape)
+    pool[batch.tables_RB[0, 0]] = math.nan
+    out, _ = run_cpu((pool, batch, q, k, v), shape)
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 1e4])
+def test_large_scores_neither_overflow_nor_lose_the_peak(size):
+    shape = (9, 3, 64)
+    pool, batch, q, k, v = make_world([(33, 2)], shape)
+    world = (pool, batch, q * size, k, v)
+    torch.testing.assert_close(run_cpu(world, shape)[0].double(), run_reference(world)[0], rtol=0, atol=2e-3)
+
+
+NEED = AttentionNeed(device="cpu", dtype="float32", num_heads=9, num_kv_heads=3, head_dim=64, block_size=16)
+
+
+def backends():
+    return [CpuAttention(num_heads=9, num_kv_heads=3, num_threads=1), ReferenceAttention(block_size=16)]
+
+
+def test_the_first_backend_without_reasons_is_taken():
+    assert select(backends(), NEED).name == "cpu"
+
+
+def test_a_need_beyond_the_fast_backend_goes_to_the_next():
+    need = AttentionNeed(device="cpu", dtype="float64", num_heads=9, num_kv_heads=3, head_dim=24, block_size=12)
+    assert select(backends(), need).name == "reference"
+    reasons = backends()[0].reasons_against(need)
+    assert len(reasons) == 3, reasons
+
+
+def test_when_nobody_can_serve_the_error_lists_every_reason():
+    need = AttentionNeed(device="tpu", dtype="float16", num_heads=9, num_kv_heads=3, head_dim=64, block_size=16)
+    with pytest.raises(NoAttentionBackend, match=r"cpu: device tpu .*; dtype float16"):
+        select(backends()[:1], need)
+    with pytest.raises(NoAttentionBackend, match="none is known"):
+        select([], need)
+
+
+def test_the_pool_keeps_one_block_of_all_layers_together():
+    spec = KVSpec(num_blocks=7, num_layers=3, block_size=16, num_kv_heads=2, head_dim=8)
+    assert all(backend.kv_shape(spec) == (7, 3, 2, 16, 2, 8) for backend in backends())

@@ -1,0 +1,89 @@
+"""Plans become tensors: positions, slots, tables and wanted rows, against what the plan says; repetition is harmless."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo_worker.engine.plan import RowPlan
+from octavo_worker.engine.types import SamplingParams, SeqId
+from octavo_worker.runtime.inputs import InputBuilder
+
+PARAMS = SamplingParams(max_tokens=9, temperature=0.5, seed=3)
+
+
+def row(name, start, tokens, *, first=0, blocks=(), wants=None, params=None):
+    last = start + len(tokens)
+    return RowPlan(
+        id=SeqId(name, 0),
+        start=start,
+        tokens=tuple(tokens),
+        first_block=first,
+        new_blocks=tuple(blocks),
+        wants=range(last - 1, last) if wants is None else wants,
+        params=params,
+    )
+
+
+def builder():
+    return InputBuilder(block_size=4, max_blocks=8)
+
+
+def test_tokens_get_their_positions_and_slots_through_the_table():
+    rows = [
+        row("a", 3, [1, 2, 3], blocks=[7, 5], params=PARAMS),
+        row("b", 0, [9], blocks=[2], params=PARAMS, wants=range(0)),
+    ]
+    inputs = builder().build(rows)
+    assert inputs.tokens_T.tolist() == [1, 2, 3, 9]
+    assert inputs.positions_T.tolist() == [3, 4, 5, 0]
+    assert inputs.attention.slots_T.tolist() == [7 * 4 + 3, 5 * 4, 5 * 4 + 1, 2 * 4]
+    assert inputs.attention.tables_RB[0].tolist() == [7, 5]
+    assert inputs.attention.tables_RB[1, 0] == 2
+    assert inputs.wanted_S.tolist() == [2]
+    assert inputs.wanted_ids == (SeqId("a", 0),)
+    # The token chosen from position 5 has position 6.
+    assert inputs.wanted_rows[0].position == 6
+    assert inputs.wanted_rows[0].params is PARAMS
+
+
+def test_later_rows_bring_only_what_is_new():
+    inputs = builder()
+    inputs.build([row("a", 0, [1, 2, 3, 4], blocks=[7], params=PARAMS)])
+    inputs.build([row("a", 4, [5], first=1, blocks=[3])])
+    last = inputs.build([row("a", 5, [6], first=2)])
+    assert last.attention.tables_RB.tolist() == [[7, 3]]
+    assert last.attention.slots_T.tolist() == [3 * 4 + 1]
+    assert last.wanted_rows[0].params is PARAMS
+
+
+def test_a_repeated_row_gives_the_same_inputs():
+    inputs = builder()
+    rows = [row("a", 0, [1, 2, 3, 4, 5], blocks=[7, 1], params=PARAMS), row("b", 0, [8], blocks=[2], params=PARAMS)]
+    both = inputs.build(rows)
+    again = [inputs.build(rows[:1]), inputs.build(rows[1:])]
+    slots = np.concatenate([part.attention.slots_T for part in again])
+    assert slots.tolist() == both.attention.slots_T.tolist()
+    assert inputs.num_known == 2
+
+
+def test_a_forgotten_sequence_starts_afresh_and_its_place_is_used_again():
+    inputs = builder()
+    for turn in range(100):
+        inputs.build([row(f"r{turn}", 0, [1], blocks=[turn % 5], params=PARAMS)])
+        inputs.forget([SeqId(f"r{turn}", 0), SeqId("unknown", 0)])
+    assert inputs.num_known == 0
+    assert len(inputs._tables) == 8
+
+
+def test_more_sequences_than_places_grow_the_tables_and_keep_their_content():
+    inputs = builder()
+    for index in range(30):
+        inputs.build([row(f"r{index}", 0, [1], blocks=[index], params=PARAMS)])
+    for index in range(30):
+        found = inputs.build([row(f"r{index}", 1, [1], first=1)])
+        assert found.attention.slots_T.tolist() == [index * 4 + 1]
+
+
+def test_blocks_from_the_prefix_cache_are_not_fresh():
+    rows = [row("a", 8, [1, 2], blocks=[4, 5, 6], params=PARAMS), row("b", 6, [1, 2, 3], first=2, blocks=[7])]
+    assert builder().fresh_blocks(rows) == [6, 7]

@@ -1,0 +1,140 @@
+"""The engine's thread, over the real engine and an executor whose answers are known."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psutil
+import pytest
+from fakes.engines import Bench
+from fakes.tiny_executor import expected_output
+
+from octavo_common.clock import SystemClock
+from octavo_worker.engine.types import FinishReason, Request, SamplingParams
+from octavo_worker.runtime.loop import EngineLoop
+
+
+class Listener:
+    """Collects what the loop says, and lets a test wait for it."""
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self.deltas = []
+        self.steps = []
+        self.crashes = []
+
+    def on_deltas(self, deltas, stats, step_s):
+        with self.changed:
+            self.deltas += deltas
+            self.steps.append((stats.step, step_s, threading.current_thread().name))
+            self.changed.notify_all()
+
+    def on_crash(self, error):
+        with self.changed:
+            self.crashes.append(error)
+            self.changed.notify_all()
+
+    def wait(self, condition):
+        with self.changed:
+            assert self.changed.wait_for(condition, timeout=30), self.deltas
+
+    def tokens(self, name):
+        return [token for delta in self.deltas if delta.id.request == name for token in delta.tokens]
+
+    def finish(self, name):
+        return next((d.finish for d in self.deltas if d.id.request == name and d.finish), None)
+
+
+@pytest.fixture
+def make_loop():
+    loops = []
+
+    def make():
+        loop, listener = EngineLoop(Bench().engine, clock=SystemClock()), Listener()
+        loop.start(listener.on_deltas, listener.on_crash)
+        loops.append(loop)
+        return loop, listener
+
+    yield make
+    for loop in loops:
+        loop.stop()
+    assert not [t for t in threading.enumerate() if t.name == "engine"]
+
+
+def request(name, prompt=(1, 2, 3), max_tokens=8):
+    return Request(id=name, prompt=prompt, params=SamplingParams(max_tokens=max_tokens))
+
+
+def test_requests_from_any_thread_are_answered_in_full(make_loop):
+    loop, listener = make_loop()
+    threads = [threading.Thread(target=loop.submit, args=(request(f"r{i}", (i + 1, 2, 3)),)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    listener.wait(lambda: all(listener.finish(f"r{i}") for i in range(20)))
+    for i in range(20):
+        assert tuple(listener.tokens(f"r{i}")) == tuple(expected_output(request(f"r{i}", (i + 1, 2, 3)), 256))
+    assert {name for _, _, name in listener.steps} == {"engine"}
+
+
+def test_an_abort_ends_a_request_and_an_unknown_one_is_no_error(make_loop):
+    loop, listener = make_loop()
+    loop.abort("nobody")
+    loop.submit(request("long", max_tokens=150))
+    listener.wait(lambda: listener.tokens("long"))
+    loop.abort("long")
+    listener.wait(lambda: listener.finish("long"))
+    assert listener.finish("long") in (FinishReason.ABORTED, FinishReason.LENGTH)
+
+
+def test_a_request_that_can_never_run_ends_in_error_and_harms_nobody(make_loop):
+    loop, listener = make_loop()
+    loop.submit(request("empty", prompt=()))
+    loop.submit(request("good"))
+    listener.wait(lambda: listener.finish("good") and listener.finish("empty"))
+    assert listener.finish("empty") is FinishReason.ERROR
+    assert listener.finish("good") is FinishReason.LENGTH
+
+
+def test_an_idle_loop_costs_nothing(make_loop):
+    loop, listener = make_loop()
+    loop.submit(request("first"))
+    listener.wait(lambda: listener.finish("first"))
+    time.sleep(0.05)
+    assert not loop.has_work
+    before = psutil.Process().num_ctx_switches().voluntary
+    used = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - used < 0.05
+    assert psutil.Process().num_ctx_switches().voluntary - before < 50
+
+
+def test_progress_is_counted_from_the_arrival_of_work(make_loop):
+    loop, listener = make_loop()
+    started = loop.last_progress_s
+    time.sleep(0.05)
+    loop.submit(request("first"))
+    listener.wait(lambda: listener.finish("first"))
+    assert loop.last_progress_s >= started + 0.05
+
+
+def test_a_crash_is_reported_and_the_thread_ends(make_loop, monkeypatch):
+    loop, listener = make_loop()
+
+    def broken():
+        raise RuntimeError("books do not balance")
+
+    monkeypatch.setattr(loop._engine, "step", broken)
+    loop.submit(request("first"))
+    listener.wait(lambda: listener.crashes)
+    assert str(listener.crashes[0]) == "books do not balance"
+
+
+def test_stop_waits_for_the_thread_with_work_left(make_loop):
+    loop, listener = make_loop()
+    loop.submit(request("long", max_tokens=150))
+    listener.wait(lambda: listener.tokens("long"))
+    loop.stop()
+    assert not [t for t in threading.enumerate() if t.name == "engine"]

@@ -1,0 +1,84 @@
+"""Drafts change nothing: what is accepted, plus one token, is what token-by-token drawing gives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_worker.engine.plan import NO_DRAFT, Draft
+from octavo_worker.engine.types import SamplingParams
+from octavo_worker.verify.base import WantedRow
+from octavo_worker.verify.coupled import Coupled
+
+VOCAB = 6
+
+
+def logits_after(tokens):
+    """A toy model: logits are a function of all tokens so far."""
+    generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31)
+    return torch.randn(VOCAB, generator=generator) * 2
+
+
+def params(temperature):
+    return SamplingParams(temperature=temperature, top_k=4, top_p=0.95, seed=9, max_tokens=99)
+
+
+def row(prefix, draft, temperature):
+    return WantedRow(choice=0, position=len(prefix), params=params(temperature), draft=draft)
+
+
+def one_by_one(prefix, count, temperature):
+    tokens = list(prefix)
+    for _ in range(count):
+        verdict = Coupled().verify([row(tokens, NO_DRAFT, temperature)], logits_after(tokens)[None])[0]
+        tokens += verdict.tokens
+    return tokens[len(prefix) :]
+
+
+def path_to(draft, node):
+    path = []
+    while node >= 0:
+        path.insert(0, draft.tokens[node])
+        node = draft.parents[node]
+    return path
+
+
+def verify(prefix, draft, temperature):
+    rows = [logits_after([*prefix, *path_to(draft, node)]) for node in range(-1, len(draft))]
+    return Coupled().verify([row(prefix, draft, temperature)], torch.stack(rows))[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    prefix=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
+    nodes=st.lists(st.tuples(st.integers(0, VOCAB - 1), st.integers(0, 10**6)), max_size=12),
+    temperature=st.sampled_from([0.0, 0.8, 1.5]),
+)
+def test_any_tree_gives_the_tokens_of_drawing_one_by_one(prefix, nodes, temperature):
+    draft = Draft(
+        tokens=tuple(token for token, _ in nodes),
+        parents=tuple(choice % (index + 1) - 1 for index, (_, choice) in enumerate(nodes)),
+    )
+    verdict = verify(prefix, draft, temperature)
+    assert list(verdict.tokens) == one_by_one(prefix, len(verdict.tokens), temperature)
+    assert len(verdict.accepted) == len(verdict.tokens) - 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_right_chain_is_accepted_whole_and_brings_one_token_more(temperature):
+    prefix = [2, 5]
+    draft = Draft.chain(tuple(one_by_one(prefix, 4, temperature)))
+    verdict = verify(prefix, draft, temperature)
+    assert verdict.accepted == (0, 1, 2, 3)
+    assert list(verdict.tokens) == one_by_one(prefix, 5, temperature)
+
+
+def test_a_row_with_nan_fails_alone():
+    logits = torch.stack([logits_after([1]), torch.full((VOCAB,), math.nan), logits_after([3])])
+    verdicts = Coupled().verify([row([1], NO_DRAFT, 0.7)] * 3, logits)
+    assert [verdict.error is None for verdict in verdicts] == [True, False, True]
+    assert verdicts[1].tokens == ()
