@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from fakes.engines import Bench, make_request
-from fakes.tiny_executor import TinyExecutor, expected_output
+from fakes.tiny_executor import TinyExecutor, expected_output, next_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_worker.engine.plan import Draft
 from octavo_worker.engine.queueing import PriorityQueue
 from octavo_worker.engine.types import FinishReason, Request
 
@@ -22,6 +23,7 @@ class Driver:
     seed: int
     num_blocks: int
     queue: object = None
+    num_drafts: int = 0
     limits: dict = field(default_factory=dict)
     live: dict[str, Request] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -30,7 +32,13 @@ class Driver:
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
-        executor = TinyExecutor(num_blocks=self.num_blocks, block_size=BLOCK_SIZE, fails=self.fails)
+        executor = TinyExecutor(
+            num_blocks=self.num_blocks,
+            block_size=BLOCK_SIZE,
+            fails=self.fails,
+            propose=self.propose,
+            lookahead=self.num_drafts,
+        )
         self.is_fcfs = self.queue is None
         self.bench = Bench(
             num_blocks=self.num_blocks, block_size=BLOCK_SIZE, queue=self.queue, executor=executor, **self.limits
@@ -42,6 +50,14 @@ class Driver:
             return True
         # A passing fault: the parts of the step succeed, so nobody may notice.
         return len(plan.rows) > 1 and self.random.random() < 0.05
+
+    def propose(self, context, params) -> Draft:
+        """Guesses of which each is right or wrong by chance."""
+        tokens: list[int] = []
+        for _ in range(self.random.randrange(self.num_drafts + 1)):
+            right = next_token([*context, *tokens], params)
+            tokens.append(right if self.random.random() < 0.7 else 96 - right)
+        return Draft.chain(tuple(tokens))
 
     def make(self, id) -> Request:
         pick = self.random
@@ -110,7 +126,7 @@ class Driver:
     def check_budgets(self, plans):
         limits = self.bench.limits
         rows = [row for plan in plans for row in plan.rows]
-        assert sum(len(row.tokens) for row in rows) <= limits.max_batch_tokens
+        assert sum(len(row.tokens) + len(row.draft) for row in rows) <= limits.max_batch_tokens
         assert len(rows) <= limits.max_sequences
         assert all(len(row.tokens) <= (limits.max_chunk_tokens or 10**9) for row in rows)
         prompts = [row for row in rows if len(row.tokens) > 1 or not row.wants]
@@ -171,13 +187,15 @@ class Driver:
     chunk=st.sampled_from([None, 1, 3, 4, 16]),
     priority=st.booleans(),
     abort_rate=st.sampled_from([0.0, 0.2]),
+    num_drafts=st.sampled_from([0, 0, 3]),
 )
 def test_random_work_gives_brute_force_tokens_and_leaks_nothing(
-    seed, num_blocks, max_sequences, extra_batch, beside, chunk, priority, abort_rate
+    seed, num_blocks, max_sequences, extra_batch, beside, chunk, priority, abort_rate, num_drafts
 ):
     driver = Driver(
         seed=seed,
         num_blocks=num_blocks,
+        num_drafts=num_drafts,
         queue=PriorityQueue(steps_per_level=8) if priority else None,
         limits={
             "max_sequences": max_sequences,

@@ -328,6 +328,36 @@ def test_drafts_change_no_token_and_fill_what_the_budget_leaves():
     bench.assert_empty()
 
 
+def test_tokens_after_a_stop_in_an_accepted_draft_are_dropped():
+    def guess(context, params):
+        tokens = []
+        for _ in range(4):
+            tokens.append(next_token([*context, *tokens], params))
+        return Draft.chain(tuple(tokens))
+
+    executor = TinyExecutor(num_blocks=64, block_size=4, propose=guess, lookahead=4)
+    free = expected_output(make_request(prompt=range(5), max_tokens=40), 1000)
+    for stop in {free[2], free[4], free[9]}:
+        bench = Bench(executor=executor)
+        request = make_request(prompt=range(5), max_tokens=40, stop_token_ids=frozenset({stop}))
+        bench.add(request)
+        bench.run()
+        assert bench.outcomes["a"].tokens == expected_output(request, 1000)
+        bench.assert_empty()
+
+
+def test_the_hash_of_a_block_depends_on_all_that_came_before_it():
+    def keys(prompt):
+        bench = Bench()
+        bench.add(make_request("a", prompt))
+        (seq,) = bench.scheduler._queue
+        return [key.hash for key in seq.block_keys(len(prompt) // 4, 4)]
+
+    same_end = keys([1, 2, 3, 4, 9, 9, 9, 9])[1], keys([4, 3, 2, 1, 9, 9, 9, 9])[1]
+    assert len(set(same_end)) == 2
+    assert keys([9] * 8)[0] != keys([9] * 8)[1]
+
+
 def test_the_head_of_a_draft_is_a_tree_again():
     draft = Draft(tokens=(5, 6, 7, 8), parents=(-1, -1, 0, 2))
     assert draft.head(3) == Draft(tokens=(5, 6, 7), parents=(-1, -1, 0))

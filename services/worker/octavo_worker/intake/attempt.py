@@ -100,12 +100,12 @@ class Attempt:
             priority=self.job.priority,
         )
 
-    def note(self, delta: Delta, now: float) -> None:
-        """Keep what the usage says."""
+    def note(self, delta: Delta, began_s: float) -> None:
+        """Keep what the usage says; the step of the delta began at began_s."""
         self.num_preemptions = delta.num_preemptions
         if "scheduled" in delta.events:
             self.num_cached = delta.num_cached
-            self.first_step_s = now
+            self.first_step_s = began_s
 
     def result(self, reason: FinishReason) -> GenerationResult:
         """The result, of released tokens only: after a stop string the later ones never were."""

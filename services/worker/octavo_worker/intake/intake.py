@@ -197,7 +197,7 @@ class Intake:
                 self._follow(attempt, delta, now, step_s)
 
     def _follow(self, attempt: Attempt, delta: Delta, now: float, step_s: float) -> None:
-        attempt.note(delta, now)
+        attempt.note(delta, now - step_s)
         attempt.trace.step(delta, step_s)
         self._meters.tokens(attempt, delta, now)
         if delta.tokens and attempt.push(delta.tokens, now):

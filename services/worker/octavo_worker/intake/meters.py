@@ -35,12 +35,13 @@ class Meters:
             add(names.NUM_PREEMPTIONS, stats.num_preempted, self._labels)
 
     def tokens(self, attempt: Attempt, delta: Delta, now: float) -> None:
-        """A job's share of a step; called before the attempt takes its tokens."""
+        """A job's share of a step; called after the attempt has noted it and before it takes the tokens."""
         record, add = self._instruments.record, self._instruments.add
         if "scheduled" in delta.events:
             add(names.PREFIX_CACHE_QUERIES, len(attempt.job.prompt_ids), self._labels)
             add(names.PREFIX_CACHE_HITS, delta.num_cached, self._labels)
-            record(names.REQUEST_QUEUE_TIME, max(0.0, now - attempt.accepted_s), self._labels)
+            if attempt.first_step_s is not None:
+                record(names.REQUEST_QUEUE_TIME, max(0.0, attempt.first_step_s - attempt.accepted_s), self._labels)
         if not delta.tokens:
             return
         add(names.GENERATION_TOKENS, len(delta.tokens), self._labels)

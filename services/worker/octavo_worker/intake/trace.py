@@ -35,7 +35,9 @@ class JobTrace:
             names.GEN_AI_REQUEST_SEED: spec.seed,
             names.GEN_AI_USAGE_INPUT_TOKENS: len(job.prompt_ids),
         }
-        self._root = consume(tracer, names.SPAN_PROCESS, job.traceparent, attributes=attributes)
+        self._root = consume(
+            tracer, names.SPAN_PROCESS, job.traceparent, attributes=attributes, start_time_ns=self._now_ns()
+        )
         self._context = set_span_in_context(self._root)
         self._queue: Span | None = self._start(names.SPAN_QUEUE, self._now_ns() - round(claimed.age_s * 1e9))
         self._decode: Span | None = None
@@ -73,7 +75,7 @@ class JobTrace:
             self._root.set_status(Status(StatusCode.ERROR, error_code))
         for span in (self._queue, self._decode, self._root):
             if span is not None:
-                span.end()
+                span.end(self._now_ns())
         self._queue = self._decode = None
 
     def _start(self, name: str, start_ns: int) -> Span:
