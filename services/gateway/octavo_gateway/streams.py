@@ -198,7 +198,9 @@ class StreamHub:
             return
         if followed.relay.outcome is not None:
             self._drop(followed)
-        elif followed.detached:
+            return
+        log.info("stream.client_gone", job_id=str(followed.relay.job_id), detached=followed.detached)
+        if followed.detached:
             followed.timer = asyncio.get_running_loop().call_later(self._grace_s, self._let_go, followed)
         else:
             self._drop(followed)
@@ -221,11 +223,9 @@ class StreamHub:
         # A client that went to another gateway has made that the owner: then it is not gone.
         rows = await self._store.rows([job_id])
         if rows and rows[0].stream_owner == self.owner and not rows[0].state.ended:
-            log.info("stream.client_gone", job_id=str(job_id), action="cancel")
             await self._cancel(job_id, followed.tenant)
 
     async def _detach(self, job_id: UUID) -> None:
-        log.info("stream.client_gone", job_id=str(job_id), action="detach")
         await self._store.detach(job_id, owner=self.owner)
 
     def abandon(self, job_id: UUID, tenant: str) -> None:
