@@ -121,7 +121,11 @@ class WorkStore(Store):
         return transitions.finished_before(core, fence=fence, state=state)
 
     async def release(self, job_id: UUID, fence: int, emitted_ids: Sequence[int] | None) -> bool:
-        """Give a job back with the tokens released so far (None: it has not begun). False: the lease was lost."""
+        """Give a job back with the tokens released so far (None: it has not begun). False: the lease was lost.
+
+        Stop the job first, and leave it stopped whatever comes back: a token that leaves after this call, because its
+        answer was lost, could be the beginning of a splice.
+        """
         released = None if emitted_ids is None else tuple(emitted_ids)
 
         def rule(core: Core, facts: Facts) -> Change | None:
