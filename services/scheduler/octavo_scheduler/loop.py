@@ -21,6 +21,7 @@ from octavo_scheduler.fleet import Fleet
 from octavo_scheduler.placement import place
 from octavo_scheduler.reaper import Contact, Reaper
 from octavo_scheduler.settings import SchedulerSettings
+from octavo_scheduler.spans import Spans
 from octavo_scheduler.watch import WorkerWatch
 
 log = structlog.get_logger(__name__)
@@ -51,6 +52,7 @@ class PlacementLoop:
         fleet: Fleet,
         watch: WorkerWatch,
         instruments: Instruments,
+        spans: Spans,
         settings: SchedulerSettings,
         clock: Clock,
     ) -> None:
@@ -60,6 +62,7 @@ class PlacementLoop:
         self._fleet = fleet
         self._watch = watch
         self._instruments = instruments
+        self._spans = spans
         self._settings = settings
         self._clock = clock
         # Polled every second; a third of a lease without an answer is what heartbeats allow themselves too.
@@ -114,7 +117,7 @@ class PlacementLoop:
 
     async def _place(self) -> bool:
         """One round. True when another one at once may place more."""
-        started = self._clock.monotonic()
+        started, started_at_s = self._clock.monotonic(), self._clock.time()
         # First, because what waits decides whether the workers must be read at all.
         queue = await self._store.queue(self._settings.page)
         self._contact.good()
@@ -132,7 +135,7 @@ class PlacementLoop:
             assignments = place(queue, self._fleet.views())
         if not assignments:
             return False
-        took = await self._assign(queue, assignments)
+        took = await self._assign(queue, assignments, started_at_s)
         self._instruments.record(names.PLACEMENT_ROUND_TIME, self._clock.monotonic() - started)
         # A full page hides what comes after it; an assignment that did not take leaves a place free.
         return took > 0 and (len(queue) >= self._settings.page or took < len(assignments))
@@ -144,15 +147,15 @@ class PlacementLoop:
         num_usable = len(self._fleet.views())
         self.figures.num_workers = {"usable": num_usable, "not_usable": len(rows) - num_usable}
 
-    async def _assign(self, queue: Sequence[QueuedJob], assignments: Sequence[Assignment]) -> int:
+    async def _assign(self, queue: Sequence[QueuedJob], assignments: Sequence[Assignment], started_at_s: float) -> int:
         read_at = self._clock.monotonic()
         took = set(await self._store.assign(assignments))
         jobs = {job.id: job for job in queue}
         waited_s = self._clock.monotonic() - read_at
-        for assignment in assignments:
+        effective = [assignment for assignment in assignments if assignment.job_id in took]
+        self._spans.placed(effective, started_s=started_at_s, ended_s=self._clock.time())
+        for assignment in effective:
             job = jobs[assignment.job_id]
-            if job.id not in took:
-                continue
             self._fleet.assigned(job, assignment)
             if not job.resumed:
                 self._instruments.record(names.PLACEMENT_TIME, job.age_s + waited_s)

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from scheduler_world import TOKEN, World, card, eventually
 
 from octavo_common.clock import SystemClock
@@ -19,13 +22,14 @@ from octavo_common.telemetry.instruments import Instruments
 from octavo_scheduler.fleet import Fleet
 from octavo_scheduler.loop import PlacementLoop
 from octavo_scheduler.settings import SchedulerSettings
+from octavo_scheduler.spans import NoSpans, PlacementSpans, Spans
 from octavo_scheduler.watch import WorkerWatch
 
 pytestmark = pytest.mark.db
 
 
 @asynccontextmanager
-async def scheduling(world: World, **changes: Any) -> AsyncIterator[PlacementLoop]:
+async def scheduling(world: World, *, spans: Spans | None = None, **changes: Any) -> AsyncIterator[PlacementLoop]:
     clock = SystemClock()
     settings = SchedulerSettings(**{"poll_s": 0.2, "standby_poll_s": 0.1, **changes})
     fleet = Fleet(clock)
@@ -37,6 +41,7 @@ async def scheduling(world: World, **changes: Any) -> AsyncIterator[PlacementLoo
         fleet=fleet,
         watch=watch,
         instruments=Instruments(NoOpMeterProvider().get_meter("test")),
+        spans=spans or NoSpans(),
         settings=settings,
         clock=clock,
     )
@@ -158,12 +163,13 @@ async def test_a_passed_deadline_fails_a_waiting_job(world: World) -> None:
 
 
 async def test_a_lost_lease_is_reaped_after_a_lease_of_contact(world: World) -> None:
-    worker_id = await world.worker(lease_s=0.2)
+    worker_id = await world.worker()
     job = await world.submit()
     async with scheduling(world, lease_s=1.0):
         await world.until(job, JobState.ASSIGNED, 5)
         await world.work.claim(worker_id, 10)
         # Nobody renews.
+        await world.sql("update jobs set lease_until = now()")
         again = await world.until(job, JobState.QUEUED, 8)
         assert again.fence > job.fence + 1
 
@@ -203,6 +209,33 @@ async def test_of_two_one_leads_and_the_other_follows_when_it_ends(world: World)
             assert not third.figures.placing
     async with scheduling(world) as first:
         await eventually(lambda: _true(first.figures.placing), 5)
+
+
+async def test_placement_is_part_of_the_requests_trace(world: World) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    worker_id = await world.worker()
+    spans = PlacementSpans(provider.get_tracer("test"), world.jobs)
+    async with scheduling(world, spans=spans):
+        untraced = await world.submit()
+        traced = await world.submit(traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+        for job in (untraced, traced):
+            await world.until(job, JobState.ASSIGNED, 5)
+        await eventually(lambda: _true(bool(exporter.get_finished_spans())), 5)
+    await spans.close()
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "place jobs"
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+    assert span.attributes == {
+        "octavo.job.id": str(traced.id),
+        "octavo.job.fence": 1,
+        "octavo.worker.id": str(worker_id),
+    }
+    assert span.start_time <= span.end_time
+    provider.shutdown()
 
 
 async def _true(value: bool) -> bool:

@@ -34,6 +34,8 @@ class Telemetry:
     meter: Meter
     instruments: Instruments
     registry: CollectorRegistry
+    # Somebody collects the spans.
+    exports_traces: bool
     _tracer_provider: TracerProvider
     _meter_provider: MeterProvider
 
@@ -76,6 +78,7 @@ def init(
         meter=meter,
         instruments=Instruments(meter),
         registry=registry,
+        exports_traces=standard.exports_traces,
         _tracer_provider=tracer_provider,
         _meter_provider=meter_provider,
     )
