@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -24,8 +23,7 @@ from octavo_common.jobs.spec import ModelCard
 from octavo_common.jobs.transitions import worker_channel
 from octavo_common.rpc.auth import TokenInterceptor
 from octavo_common.rpc.lifecycle import Lifecycle, advertised, serve
-from octavo_common.rpc.server import make_server
-from octavo_common.settings import SettingsError
+from octavo_common.rpc.server import RpcServer, make_server
 from octavo_common.store import ArtifactStore, Listener, ProcessStore, WorkStore
 from octavo_common.telemetry import setup
 from octavo_common.telemetry.looplag import measure_loop_lag
@@ -38,6 +36,7 @@ from octavo_worker.engine.types import Delta, StepStats
 from octavo_worker.intake.heartbeat import Heartbeat
 from octavo_worker.intake.intake import Intake
 from octavo_worker.intake.meters import Meters
+from octavo_worker.intake.taking import take_jobs
 from octavo_worker.joblog import Gate, LogBook
 from octavo_worker.records import Records
 from octavo_worker.runtime.loop import EngineLoop
@@ -75,7 +74,7 @@ def build_served(settings: WorkerSettings) -> Served:
 
     built = build_engine(
         EngineConfig(
-            model_path=model_path(settings),
+            model_path=settings.require_model_path(),
             model_name=settings.model_name,
             precision=settings.precision,
             kv_bytes=settings.kv_bytes,
@@ -89,32 +88,16 @@ def build_served(settings: WorkerSettings) -> Served:
     return Served(engine=built.engine, card=built.card, bundle=built.bundle, eos_ids=built.eos_ids)
 
 
-def model_path(settings: WorkerSettings) -> Path:
-    """The model's file or directory: a path, or a name in the data directory. Raises SettingsError."""
-    if not settings.model:
-        raise SettingsError("no model is set", hint="set OCTAVO_WORKER_MODEL to a path", param="OCTAVO_WORKER_MODEL")
-    named = settings.data_dir / "models" / settings.model
-    path = Path(settings.model)
-    found = path if path.exists() else named
-    if not found.exists():
-        raise SettingsError(
-            f"there is no model at {path}, nor {settings.model!r} in the data directory",
-            hint=f"`octavo models pull {settings.model}` fetches a model that it knows",
-            param="OCTAVO_WORKER_MODEL",
-        )
-    weights = sorted(found.glob("*.gguf")) if found.is_dir() and not (found / "config.json").exists() else []
-    return weights[0] if len(weights) == 1 else found
-
-
 async def run(settings: WorkerSettings, build: Build = build_served, *, lifecycle: Lifecycle | None = None) -> int:
     """Run a worker until it is told to stop (by a signal or the lifecycle); returns the exit code."""
     process_id = new_process_id()
     telemetry = setup.init("octavo-worker", str(process_id), settings)
     try:
-        token, dsn = settings.require_internal_token(), settings.require_database_url()
+        settings.require_internal_token()
+        settings.require_database_url()
         served = await asyncio.to_thread(build, settings)
         worker = _Worker(settings, served, process_id, telemetry, lifecycle or Lifecycle())
-        return await worker.run(token, dsn)
+        return await worker.run()
     finally:
         await asyncio.to_thread(telemetry.shutdown)
 
@@ -134,91 +117,109 @@ class _Worker:
         self._served = served
         self._id = process_id
         self._telemetry = telemetry
-        self._clock: Clock = SystemClock()
         self._life = lifecycle
+        self._clock: Clock = SystemClock()
+        dsn = settings.require_database_url()
+        self._database = connect(dsn, pool_size=POOL_SIZE, application_name="octavo-worker")
+        self._processes = ProcessStore(self._database)
+        self._listener = Listener(dsn, [worker_channel(process_id)], self._clock)
         self._book = LogBook(self._clock)
         self._gate = Gate(self._clock, lease_s=settings.lease_s)
         self._records = Records()
-        self._loop = EngineLoop(served.engine, clock=self._clock)
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._engine = EngineLoop(served.engine, clock=self._clock)
+        self._intake = self._make_intake()
+        self._metrics = MetricsServer(metrics=telemetry.prometheus_text, health=self._health)
         self._beat: Heartbeat | None = None
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
 
-    async def run(self, token: str, dsn: str) -> int:
-        settings, clock, telemetry = self._settings, self._clock, self._telemetry
-        engine = connect(dsn, pool_size=POOL_SIZE, application_name="octavo-worker")
-        processes, artifacts = ProcessStore(engine), ArtifactStore(engine)
-        listener = Listener(dsn, [worker_channel(self._id)], clock)
-        intake = self._intake(WorkStore(engine))
-        self._start_engine(intake)
-        trace = TraceInterceptor(telemetry.tracer, telemetry.instruments, clock)
-        server = make_server(interceptors=[TokenInterceptor(token), trace], clock=clock)
-        service = WorkerService(book=self._book, gate=self._gate, records=self._records, arrival_s=settings.lease_s)
-        add_WorkerServiceServicer_to_server(service, server)
-        metrics = MetricsServer(metrics=telemetry.prometheus_text, health=lambda: self._health(listener))
-
-        async def on_ready(address: str) -> None:
-            metrics_port = await metrics.start(settings.host, settings.metrics_port)
-            metrics_address = f"{settings.advertise_host or advertised(settings.host)}:{metrics_port}"
-            process = self._process(address, metrics_address)
-            await self._announce(processes, artifacts, process)
-            self._beat = Heartbeat(
-                store=processes,
-                process=process,
-                holder=intake,
-                gate=self._gate,
-                clock=clock,
-                stuck=self._is_stuck,
-                on_stuck=lambda: self._life.fail("the engine is stuck"),
-            )
-            self._spawn("heartbeat", self._beat.run())
-            self._spawn("intake", self._take_jobs(intake, listener, self._beat))
-            self._spawn("loop lag", measure_loop_lag(telemetry.instruments, clock))
-
-        async def on_drain() -> None:
-            listener.wake()
-            await self._ended("intake")
-            with suppress(OctavoError):
-                await processes.set_draining(self._id)
-            # After a failure of our own nothing is given back: the loss counts, and a job that kills workers is found.
-            await intake.drain(settings.drain_s, give_back=self._life.exit_code == 0)
-
-        async def on_stop() -> None:
-            if self._beat is not None:
-                self._beat.stop()
-                await self._ended("heartbeat")
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            await asyncio.to_thread(self._loop.stop, ENGINE_STOP_S)
-            await metrics.stop()
-            with suppress(OctavoError, TimeoutError):  # a courtesy; without it the heartbeat grows old
-                async with asyncio.timeout(1.0):
-                    await processes.unregister(self._id)
-            await engine.dispose()
-
-        async with listener:
+    async def run(self) -> int:
+        """Serve until the lifecycle ends."""
+        settings = self._settings
+        self._start_engine()
+        async with self._listener:
             return await serve(
-                server,
+                self._make_server(),
                 host=settings.host,
                 port=settings.port,
                 advertise_host=settings.advertise_host,
-                on_ready=on_ready,
-                on_drain=on_drain,
-                on_stop=on_stop,
+                on_ready=self._on_ready,
+                on_drain=self._on_drain,
+                on_stop=self._on_stop,
                 lifecycle=self._life,
                 drain_s=settings.drain_s,
                 # Streams of jobs that were given back end by themselves; those of ended jobs may still be read.
                 refuse_new=False,
             )
 
-    def _intake(self, store: WorkStore) -> Intake:
+    def _make_server(self) -> RpcServer:
+        telemetry, clock = self._telemetry, self._clock
+        token = TokenInterceptor(self._settings.require_internal_token())
+        trace = TraceInterceptor(telemetry.tracer, telemetry.instruments, clock)
+        server = make_server(interceptors=[token, trace], clock=clock)
+        service = WorkerService(
+            book=self._book, gate=self._gate, records=self._records, arrival_s=self._settings.lease_s
+        )
+        add_WorkerServiceServicer_to_server(service, server)
+        return server
+
+    async def _on_ready(self, address: str) -> None:
+        settings = self._settings
+        metrics_port = await self._metrics.start(settings.host, settings.metrics_port)
+        process = self._process(address, f"{settings.advertise_host or advertised(settings.host)}:{metrics_port}")
+        await self._announce(process)
+        self._beat = beat = Heartbeat(
+            store=self._processes,
+            process=process,
+            holder=self._intake,
+            gate=self._gate,
+            clock=self._clock,
+            stuck=self._is_stuck,
+            on_stuck=lambda: self._life.fail("the engine is stuck"),
+        )
+        # The fleet's figures are fresh when the worker falls idle.
+        self._intake.on_idle = beat.poke
+        taking = take_jobs(
+            self._intake,
+            self._listener,
+            beat,
+            stopping=self._life.stopping,
+            poll_s=settings.poll_s,
+            clock=self._clock,
+        )
+        self._spawn("heartbeat", beat.run())
+        self._spawn("intake", taking)
+        self._spawn("loop lag", measure_loop_lag(self._telemetry.instruments, self._clock))
+
+    async def _on_drain(self) -> None:
+        self._listener.wake()
+        await self._ended("intake")
+        with suppress(OctavoError):
+            await self._processes.set_draining(self._id)
+        # After a failure of our own nothing is given back: the loss counts, and a job that kills workers is found.
+        await self._intake.drain(self._settings.drain_s, give_back=self._life.exit_code == 0)
+
+    async def _on_stop(self) -> None:
+        if self._beat is not None:
+            self._beat.stop()
+            await self._ended("heartbeat")
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.to_thread(self._engine.stop, ENGINE_STOP_S)
+        await self._metrics.stop()
+        with suppress(OctavoError, TimeoutError):  # a courtesy; without it the heartbeat grows old
+            async with asyncio.timeout(1.0):
+                await self._processes.unregister(self._id)
+        await self._database.dispose()
+
+    def _make_intake(self) -> Intake:
         served = self._served
         # Only ids become text here: the template's helper process is the gateway's business.
         tokenizer = Tokenizer(replace(served.bundle, chat_template=None))
         return Intake(
             worker_id=self._id,
-            store=store,
-            engine=self._loop,
+            store=WorkStore(self._database),
+            engine=self._engine,
             tokenizer=tokenizer,
             eos_ids=served.eos_ids,
             card=served.card,
@@ -230,18 +231,18 @@ class _Worker:
             clock=self._clock,
         )
 
-    def _start_engine(self, intake: Intake) -> None:
+    def _start_engine(self) -> None:
         events = asyncio.get_running_loop()
 
         def on_deltas(deltas: list[Delta], stats: StepStats, step_s: float) -> None:
             with suppress(RuntimeError):  # the event loop has ended
-                events.call_soon_threadsafe(intake.on_step, deltas, stats, step_s)
+                events.call_soon_threadsafe(self._intake.on_step, deltas, stats, step_s)
 
         def on_crash(error: BaseException) -> None:
             with suppress(RuntimeError):
                 events.call_soon_threadsafe(self._life.fail, f"the engine crashed: {error!r}")
 
-        self._loop.start(on_deltas, on_crash)
+        self._engine.start(on_deltas, on_crash)
 
     def _process(self, address: str, metrics_address: str) -> NewProcess:
         return NewProcess(
@@ -256,14 +257,14 @@ class _Worker:
             capacity={"max_jobs": self._settings.max_jobs},
         )
 
-    async def _announce(self, processes: ProcessStore, artifacts: ArtifactStore, process: NewProcess) -> None:
+    async def _announce(self, process: NewProcess) -> None:
         """Store the tokenizer, then register: who sees the card finds the bundle. Waits for a database that is away."""
-        bundle = self._served.bundle
+        bundle, artifacts = self._served.bundle, ArtifactStore(self._database)
         while not self._life.stopping.is_set():
             try:
                 await artifacts.put(bundle.digest, BUNDLE_MEDIA_TYPE, bundle.to_bytes())
                 sent_s = self._clock.monotonic()
-                await processes.register(process)
+                await self._processes.register(process)
             except Unavailable as error:
                 log.warning("process.not_registered", error=error.message)
                 await self._clock.sleep(DATABASE_PAUSE_S)
@@ -271,28 +272,15 @@ class _Worker:
                 self._gate.renew(sent_s)
                 return
 
-    async def _take_jobs(self, intake: Intake, listener: Listener, beat: Heartbeat) -> None:
-        """Claim when told, and every poll."""
-        while not self._life.stopping.is_set():
-            told = await listener.wait(self._settings.poll_s)
-            if told and intake.num_held:
-                # Maybe there is nothing to take, and somebody cancelled a job or took one away.
-                beat.poke()
-            try:
-                await intake.claim()
-            except Unavailable as error:
-                log.warning("jobs.claim_failed", error=error.message)
-                await self._clock.sleep(DATABASE_PAUSE_S)
-
     def _is_stuck(self) -> bool:
-        idle_s = self._clock.monotonic() - self._loop.last_progress_s
-        return self._loop.has_work and idle_s > self._settings.stuck_s
+        idle_s = self._clock.monotonic() - self._engine.last_progress_s
+        return self._engine.has_work and idle_s > self._settings.stuck_s
 
-    def _health(self, listener: Listener) -> tuple[bool, Mapping[str, Any]]:
+    def _health(self) -> tuple[bool, Mapping[str, Any]]:
         ok = self._gate.is_open and not self._life.stopping.is_set()
         latest = self._records.latest
         facts = {
-            "database": listener.connected,
+            "database": self._listener.connected,
             "leases": self._gate.is_open,
             "step": latest.stats.step if latest else 0,
         }

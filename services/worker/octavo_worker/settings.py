@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from octavo_common.settings import CommonSettings
+from octavo_common.settings import CommonSettings, SettingsError
 
 
 class WorkerSettings(CommonSettings):
@@ -41,3 +43,20 @@ class WorkerSettings(CommonSettings):
     # An engine that has work and makes no step for so long is given up, and the process with it.
     stuck_s: float = Field(default=30.0, gt=0)
     drain_s: float = Field(default=5.0, ge=0)
+
+    def require_model_path(self) -> Path:
+        """The model's file or directory: a path, or a name in the data directory. Raises SettingsError."""
+        if not self.model:
+            raise SettingsError(
+                "no model is set", hint="set OCTAVO_WORKER_MODEL to a path", param="OCTAVO_WORKER_MODEL"
+            )
+        path, named = Path(self.model), self.data_dir / "models" / self.model
+        found = path if path.exists() else named
+        if not found.exists():
+            raise SettingsError(
+                f"there is no model at {path}, nor {self.model!r} in the data directory",
+                hint=f"`octavo models pull {self.model}` fetches a model that it knows",
+                param="OCTAVO_WORKER_MODEL",
+            )
+        weights = sorted(found.glob("*.gguf")) if found.is_dir() and not (found / "config.json").exists() else []
+        return weights[0] if len(weights) == 1 else found

@@ -213,3 +213,26 @@ async def test_the_heartbeat_tells_load_and_prefixes(worker):
     seen = await until(load, lambda load: load.get("prefix_keys") == ["k1", "k2"])
     assert seen["num_total_blocks"] == 64
     await worker.ended(running)
+
+
+async def test_metrics_and_health_are_served_under_the_shared_names(worker):
+    await worker.ended(await worker.start(PROMPT, 5))
+    host, _, port = worker.process.metrics_address.rpartition(":")
+
+    async def get(path: str) -> str:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        answer = (await reader.read()).decode()
+        writer.close()
+        return answer
+
+    text = await get("/metrics")
+    for line in (
+        'octavo_generation_tokens_total{model_name="tiny"} 5.0',
+        'octavo_prompt_tokens_total{model_name="tiny"} 11.0',
+        'octavo_request_success_total{finished_reason="length",model_name="tiny"} 1.0',
+        'octavo_time_to_first_token_seconds_count{model_name="tiny"} 1.0',
+        'octavo_inter_token_latency_seconds_count{model_name="tiny"} 4.0',
+    ):
+        assert line in text
+    assert "200 OK" in await get("/health")

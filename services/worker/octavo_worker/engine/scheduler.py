@@ -5,9 +5,9 @@ Three passes share one token budget: rows that only decode, running rows with mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from octavo_worker.engine.batch import Batch
 from octavo_worker.engine.blocks import BlockPool, root_hash
+from octavo_worker.engine.integrity import check_integrity
 from octavo_worker.engine.plan import NO_DRAFT, NO_KV_DONE, BatchPlan, Draft, RowPlan, RowResult, StepResult
 from octavo_worker.engine.ports import ExitPolicy, KVPlanner, QueuePolicy
 from octavo_worker.engine.sequence import Phase, Sequence, ended_at_arrival
@@ -23,36 +23,6 @@ from octavo_worker.engine.types import (
     StepStats,
     Token,
 )
-
-
-@dataclass(slots=True)
-class _Step:
-    """A plan in the making."""
-
-    budget: int
-    # What is left for known tokens beside one-token rows.
-    prompt_budget: int
-    rows: dict[SeqId, RowPlan] = field(default_factory=dict[SeqId, RowPlan])
-    num_decode_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_preempted: int = 0
-
-    def take(self, row: RowPlan, *, decodes: bool) -> None:
-        self.rows[row.id] = row
-        self._count(row, decodes, 1)
-
-    def refund(self, row: RowPlan, *, decodes: bool) -> None:
-        del self.rows[row.id]
-        self._count(row, decodes, -1)
-
-    def _count(self, row: RowPlan, decodes: bool, sign: int) -> None:
-        num_tokens = sign * (len(row.tokens) + len(row.draft))
-        self.budget -= num_tokens
-        if decodes:
-            self.num_decode_tokens += num_tokens
-        else:
-            self.prompt_budget -= num_tokens
-            self.num_prompt_tokens += num_tokens
 
 
 class Scheduler:
@@ -135,29 +105,29 @@ class Scheduler:
     def plan(self) -> BatchPlan:
         """What the next step computes. Preempts, and takes blocks; moves no sequence forward."""
         self._step += 1
-        step = _Step(budget=self.limits.max_batch_tokens, prompt_budget=self.limits.max_batch_tokens)
+        batch = Batch(budget=self.limits.max_batch_tokens, prompt_budget=self.limits.max_batch_tokens)
         decoding = [seq for seq in self._running if seq.num_pending == 1]
         # Drafts leave a token for each row, so that none is starved by the guesses of others.
-        draft_budget = step.budget - len(self._running)
+        draft_budget = batch.budget - len(self._running)
         for seq in decoding:
             draft = seq.draft.head(max(0, min(draft_budget, self._room_for_drafts(seq))))
-            if self._plan_row(step, seq, 1, draft):
+            if self._plan_row(batch, seq, 1, draft):
                 draft_budget -= len(draft)
-        if step.rows:
-            step.prompt_budget = min(step.budget, self.limits.max_prompt_tokens_beside_decode)
+        if batch.rows:
+            batch.prompt_budget = min(batch.budget, self.limits.max_prompt_tokens_beside_decode)
         for seq in [seq for seq in self._running if seq.num_pending > 1]:
-            self._plan_chunk(step, seq)
+            self._plan_chunk(batch, seq)
         # Who was preempted is the first to come back; not in the step that took its blocks.
-        if not step.num_preempted:
-            self._admit(step)
+        if not batch.num_preempted:
+            self._admit(batch)
         gone, self._gone = tuple(self._gone), []
         self._stats = StepStats(
             step=self._step,
-            num_decode_tokens=step.num_decode_tokens,
-            num_prompt_tokens=step.num_prompt_tokens,
-            num_preempted=step.num_preempted,
+            num_decode_tokens=batch.num_decode_tokens,
+            num_prompt_tokens=batch.num_prompt_tokens,
+            num_preempted=batch.num_preempted,
         )
-        return BatchPlan(step=self._step, rows=tuple(step.rows.values()), kv=self._kv.take_ops(), gone=gone)
+        return BatchPlan(step=self._step, rows=tuple(batch.rows.values()), kv=self._kv.take_ops(), gone=gone)
 
     def commit(self, plan: BatchPlan, result: StepResult) -> list[Delta]:
         """Move the planned sequences forward by what the executor reports."""
@@ -192,17 +162,14 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books do not balance. Callable between any two calls."""
-        self._pool.check_integrity([*(seq.table for seq in self._sequences.values()), *self._held.values()])
-        assert list(self._queue) == sorted(self._queue, key=lambda seq: seq.rank), "the queue is out of order"
-        assert self._running == sorted(self._running, key=lambda seq: seq.rank), "the running are out of order"
-        assert len(self._running) <= self.limits.max_sequences, "too many are running"
-        assert len(self._queue) + len(self._running) == len(self._sequences), "a sequence is nowhere"
-        assert all(seq.phase is Phase.WAITING and not seq.table and not seq.num_computed for seq in self._queue)
-        for seq in self._running:
-            assert seq.phase is Phase.RUNNING, f"{seq.id} runs in phase {seq.phase}"
-            assert 0 <= seq.num_computed < len(seq.tokens) <= self.limits.max_sequence_tokens, f"{seq.id}: its tokens"
-            assert len(seq.table) >= self._pool.blocks_for(seq.num_computed), f"{seq.id} computed beyond its blocks"
-            assert len(seq.seals) == seq.num_computed // self._pool.block_size, f"{seq.id}: its full blocks are sealed"
+        check_integrity(
+            pool=self._pool,
+            limits=self.limits,
+            waiting=list(self._queue),
+            running=self._running,
+            known=self._sequences,
+            held=self._held.values(),
+        )
 
     # Planning
 
@@ -211,18 +178,18 @@ class Scheduler:
         to_max_tokens = seq.request.params.max_tokens - seq.num_output
         return min(to_max_tokens, self.limits.max_sequence_tokens - len(seq.tokens)) - 1
 
-    def _plan_chunk(self, step: _Step, seq: Sequence) -> None:
-        num_tokens = min(seq.num_pending, step.budget, step.prompt_budget)
+    def _plan_chunk(self, batch: Batch, seq: Sequence) -> None:
+        num_tokens = min(seq.num_pending, batch.budget, batch.prompt_budget)
         if self.limits.max_chunk_tokens is not None:
             num_tokens = min(num_tokens, self.limits.max_chunk_tokens)
         # A preempted row is not running any more.
         if num_tokens > 0 and seq.phase is Phase.RUNNING:
-            self._plan_row(step, seq, num_tokens, NO_DRAFT)
+            self._plan_row(batch, seq, num_tokens, NO_DRAFT)
 
-    def _plan_row(self, step: _Step, seq: Sequence, num_tokens: int, draft: Draft) -> bool:
-        if seq.phase is not Phase.RUNNING or not self._ensure_blocks(step, seq, num_tokens, len(draft)):
+    def _plan_row(self, batch: Batch, seq: Sequence, num_tokens: int, draft: Draft) -> bool:
+        if seq.phase is not Phase.RUNNING or not self._ensure_blocks(batch, seq, num_tokens, len(draft)):
             return False
-        step.take(self._row(seq, num_tokens, draft), decodes=seq.num_pending == 1)
+        batch.take(self._row(seq, num_tokens, draft), decodes=seq.num_pending == 1)
         return True
 
     def _row(self, seq: Sequence, num_tokens: int, draft: Draft) -> RowPlan:
@@ -238,7 +205,7 @@ class Scheduler:
             params=None if seq.is_told else seq.request.params,
         )
 
-    def _ensure_blocks(self, step: _Step, seq: Sequence, num_tokens: int, num_drafts: int) -> bool:
+    def _ensure_blocks(self, batch: Batch, seq: Sequence, num_tokens: int, num_drafts: int) -> bool:
         """Give the row the blocks it writes to, at the cost of the youngest; False if that was the row itself."""
         end = seq.num_computed + num_tokens
         ahead = max(num_drafts, self._lookahead) if end == len(seq.tokens) else 0
@@ -247,11 +214,11 @@ class Scheduler:
             return True
         while not self._pool.can_alloc(missing):
             victim = self._running[-1]
-            planned = step.rows.get(victim.id)
+            planned = batch.rows.get(victim.id)
             if planned is not None:
-                step.refund(planned, decodes=victim.num_pending == 1)
+                batch.refund(planned, decodes=victim.num_pending == 1)
             self._preempt(victim)
-            step.num_preempted += 1
+            batch.num_preempted += 1
             if victim is seq:
                 return False
         seq.table.extend(self._pool.alloc(missing))
@@ -265,10 +232,10 @@ class Scheduler:
         seq.events.append("preempted")
         self._queue.push(seq)
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, batch: Batch) -> None:
         """Start waiting sequences in order; the first that does not fit blocks those behind it."""
         while len(self._queue) and len(self._running) < self.limits.max_sequences:
-            if min(step.budget, step.prompt_budget) <= 0:
+            if min(batch.budget, batch.prompt_budget) <= 0:
                 return
             seq = self._queue.peek()
             # The last known token is always computed, for its logits; so never a hit on all of the blocks.
@@ -283,7 +250,7 @@ class Scheduler:
             seq.seals = seals
             seq.table = [*(seal.block for seal in seals), *self._pool.alloc(missing)]
             self._start(seq)
-            self._plan_chunk(step, seq)
+            self._plan_chunk(batch, seq)
 
     def _start(self, seq: Sequence) -> None:
         seq.num_computed = len(seq.seals) * self._pool.block_size

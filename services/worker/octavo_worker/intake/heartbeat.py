@@ -97,6 +97,9 @@ class Heartbeat:
         except OctavoError as error:
             log.warning("process.heartbeat_failed", error=error.message)
             return False
+        except Exception:  # the top of a loop: the next beat may do better, and the gate closes if none does
+            log.exception("process.heartbeat_failed")
+            return False
         self._gate.renew(sent_s)
         self._holder.on_answer(held, answer)
         return True

@@ -7,7 +7,7 @@ they read the logs that are written here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 from uuid import UUID
@@ -86,6 +86,8 @@ class Intake:
         self._recent = RecentPrefixes()
         self._outbox = Outbox(store, clock)
         self._draining = False
+        # Called when the last job has gone.
+        self.on_idle: Callable[[], None] = _nothing
 
     @property
     def num_held(self) -> int:
@@ -257,6 +259,8 @@ class Intake:
     def _forget(self, attempt: Attempt) -> None:
         if self._attempts.get(attempt.job.id) is attempt:
             del self._attempts[attempt.job.id]
+            if not self._attempts:
+                self.on_idle()
         self._book.close(attempt.log)
 
     async def drain(self, timeout_s: float, *, give_back: bool = True) -> None:
@@ -286,3 +290,7 @@ class Intake:
         with suppress(OctavoError):
             await self._store.release(attempt.job.id, attempt.job.fence, attempt.log.ids)
         self._drop(attempt, "released")
+
+
+def _nothing() -> None:
+    pass
