@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -59,7 +60,13 @@ def octavo(ctx: click.Context, data_dir: Path | None, address: str, key: str, de
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit: 0 for success only, 2 for wrong use, 130 for Ctrl-C, 1 for all else."""
+    # A command that is told to end leaves as by Ctrl-C and cancels what it has asked for. The supervisor replaces this.
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(run(argv))
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def run(argv: list[str] | None = None) -> int:

@@ -40,7 +40,7 @@ def _sampling(command: Any) -> Any:
 @click.pass_obj
 def generate(context: Context, prompt: str, raw: bool, as_json: bool, **request: Any) -> None:
     """Answer PROMPT ("-" reads it from stdin). The chat template is applied unless --raw."""
-    text = click.get_text_stream("stdin").read() if prompt == "-" else prompt
+    text = sys.stdin.read() if prompt == "-" else prompt
     source: dict[str, Any] = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
     with context.client() as client:
         stream = client.generate(**source, **request)

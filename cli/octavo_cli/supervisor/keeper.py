@@ -89,6 +89,7 @@ class Keeper:
             processes.kill_group(self._process.pid)
             self._process = None
             if self._stopping:
+                log.info("service.stopped", name=self.spec.name, code=code)
                 break
             uptime_s = self._clock.monotonic() - self._since_s
             self._history = self._history.after_end(uptime_s, self._policy)

@@ -62,6 +62,10 @@ def wait(
             seen = up
             on_change(up)
         if seen is not None:
+            if seen.phase == "failed" and child is not None:
+                # It is about to end; nobody should find it alive after the error was shown.
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=10)
             _check(seen)
             if until(seen):
                 return seen

@@ -1,0 +1,100 @@
+"""A whole platform in a temporary data directory, driven through the octavo command as a user does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from octavo_cli.supervisor.plan import MARK
+from octavo_common.models.catalog import CATALOG, DEFAULT_MODEL
+from octavo_common.models.fetch import FetchFailed, fetch
+
+START_TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class Octavo:
+    """Runs the command in one data directory, on free ports."""
+
+    data_dir: Path
+
+    def environ(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
+        ports = ("OCTAVO_GATEWAY_GRPC_PORT", "OCTAVO_GATEWAY_HTTP_PORT", "OCTAVO_CONSOLE_PORT")
+        return {**kept, "OCTAVO_DATA_DIR": str(self.data_dir), **dict.fromkeys(ports, "0")}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "octavo_cli", *words]
+        return subprocess.Popen(
+            command, env=self.environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.data_dir
+        )
+
+    def run(self, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        with self.start(*words) as process:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def ok(self, *words: str, timeout_s: float = 120) -> str:
+        done = self.run(*words, timeout_s=timeout_s)
+        assert done.returncode == 0, f"octavo {' '.join(words)}: {done.stdout}{done.stderr}\n{self.logs()}"
+        return done.stdout
+
+    def status(self) -> dict:
+        return json.loads(self.run("status", "--json").stdout)
+
+    def pids(self, role: str) -> list[int]:
+        return [service["pid"] for service in self.status()["services"] if service["role"] == role]
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that lives for this data directory: services by their mark, Postgres by its arguments."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get(MARK) == str(self.data_dir) or str(self.data_dir) in process.cmdline()
+                if mine or f"{self.data_dir}/pg" in process.cmdline():
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def logs(self) -> str:
+        files = sorted((self.data_dir / "logs").glob("*.log"))
+        return "\n".join(f"== {file.name}\n" + "\n".join(file.read_text().splitlines()[-8:]) for file in files)
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo model, the clone's own if it is there."""
+    home = Path(__file__).parents[2] / ".octavo"
+    file = home / "models" / DEFAULT_MODEL / CATALOG[DEFAULT_MODEL].file_name
+    if not file.is_file():
+        home = tmp_path_factory.mktemp("models")
+    try:
+        fetch(DEFAULT_MODEL, data_dir=home)
+    except FetchFailed as error:
+        pytest.skip(f"the demo model cannot be fetched here: {error.message}")
+    return home / "models"
+
+
+@pytest.fixture(scope="module")
+def octavo(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[Octavo]:
+    data_dir = tmp_path_factory.mktemp("platform").resolve()
+    (data_dir / "models").symlink_to(demo_model)
+    platform = Octavo(data_dir)
+    try:
+        yield platform
+    finally:
+        platform.run("down")
+        assert platform.processes() == []
