@@ -23,7 +23,7 @@ PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
     "Größe, naïve façade; 東京; 🙂 and 1234567 + 89 = ",
-    LICENSE[:4000],
+    LICENSE[:2000],
 ]
 
 
