@@ -27,7 +27,7 @@ from octavo_gateway.validation import OnDisconnect, ValidRequest
 
 log = structlog.get_logger(__name__)
 
-SUBMIT_PAUSES_S = (0.2, 0.5, 1.0)
+SUBMIT_PAUSES_S = (0.2, 0.5, 1.0, 1.5)
 
 
 class Admission:

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from octavo.v1 import gateway_pb2_grpc, jobs_pb2_grpc
 from octavo_common.clock import Clock, SystemClock
-from octavo_common.db.engine import connect
+from octavo_common.db.engine import AsyncEngine, connect
 from octavo_common.ids import new_process_id
 from octavo_common.jobs.model import NewProcess
 from octavo_common.jobs.transitions import gateway_channel

@@ -14,6 +14,7 @@ from octavo.v1 import common_pb2, gateway_pb2, jobs_pb2, worker_pb2
 from octavo_common.errors import InvalidArgument, OctavoError, Status
 from octavo_common.jobs.model import Job, JobEvent, JobState, ProcessRecord
 from octavo_common.jobs.spec import FinishReason, GenerationResult, JobFailure, UsageRecord
+from octavo_common.prefix import tokens_digest
 from octavo_gateway.validation import Message, OnDisconnect, RawRequest
 from octavo_gateway.values import AcceptedJob, Ended, Finish, ModelInfo, TokenPiece, WorkerMessage
 
@@ -82,7 +83,19 @@ def uuid_or_none(text: str) -> UUID | None:
         return None
 
 
-# --- what workers send
+# --- what workers get and send
+
+
+def stream_request(job_id: UUID, fence: int, prefix: Sequence[int]) -> worker_pb2.StreamRequest:
+    """Ask for a job's tokens behind those of the prefix."""
+    return worker_pb2.StreamRequest(
+        job_id=str(job_id), fence=fence, first_token=len(prefix), prefix_digest=tokens_digest(prefix)
+    )
+
+
+def records_request(after_step: int) -> worker_pb2.GetRecordsRequest:
+    """Ask for the records of the steps after one."""
+    return worker_pb2.GetRecordsRequest(after_step=after_step)
 
 
 def worker_message(message: worker_pb2.StreamResponse) -> WorkerMessage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from octavo_common.errors import FailedPrecondition, OctavoError, Unavailable
+from octavo_common.errors import FailedPrecondition, InvalidArgument, OctavoError, Unavailable
 from octavo_common.jobs.model import Job, Principal
 from octavo_common.jobs.spec import GenerationSpec
 from octavo_common.store import StreamStore
@@ -14,6 +14,7 @@ from octavo_gateway.auth import KeyRing
 from octavo_gateway.jobs import Jobs, parse_job_id, visible_tenant
 from octavo_gateway.models import Catalogue
 from octavo_gateway.observe import DISCONNECTED, Observation, Observer, RequestObservation
+from octavo_gateway.prompts import check_vocabulary
 from octavo_gateway.streams import StreamHub
 from octavo_gateway.validation import OnDisconnect, ValidRequest, check_token_ids
 from octavo_gateway.values import AcceptedJob, Finish, ModelInfo, TokenPiece
@@ -133,13 +134,25 @@ class Generations:
         ids = check_token_ids(token_ids, "token_ids")
         if self._hub.draining:
             raise Unavailable("this gateway is about to end", code="DRAINING", hint="try again", retry_after_s=0.1)
+        await self._check_received(await self._jobs.get(principal, job_id), ids)
         job = await self._streams.adopt(
             parse_job_id(job_id), owner=self._hub.owner, tenant=visible_tenant(principal), emitted_ids=ids
         )
-        if job.kind != "generation":
-            raise FailedPrecondition(f"job {job_id} is no generation", hint="read it with GetJob")
         reader = self._hub.open(job, ids, on_disconnect)
         return _accepted(job, False, on_disconnect, ids, reader, Observation())
+
+    async def _check_received(self, job: Job, ids: Sequence[int]) -> None:
+        """A job may go on from what the caller says it has: that must be something the model could have said."""
+        if job.kind != "generation":
+            raise FailedPrecondition(f"job {job.id} is no generation", hint="read it with GetJob")
+        if job.state.ended or not ids:
+            return
+        if len(ids) > GenerationSpec.from_json(dict(job.payload)).max_tokens:
+            raise InvalidArgument("there are more token ids than the job may generate", param="token_ids")
+        card = await self._catalogue.by_digest(job.model_digest)
+        if card is None:
+            raise Unavailable(f"no worker serves the model of job {job.id} now", hint="try again", retry_after_s=1.0)
+        check_vocabulary(ids, card, "token_ids")
 
     async def job(self, principal: Principal, job_id: str) -> Job:
         """One job. Raises JobNotFound."""

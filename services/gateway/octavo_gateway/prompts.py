@@ -61,7 +61,7 @@ class Prompts:
             raise InvalidArgument("the prompt has no tokens", code="EMPTY_PROMPT", param="prompt")
         if len(ids) >= limit:
             raise PromptTooLong(num_tokens=len(ids), limit=limit)
-        _check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
+        check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
         left = limit - len(ids)
         return PreparedPrompt(
             ids=tuple(ids), max_tokens=left if request.max_tokens is None else min(request.max_tokens, left)
@@ -125,7 +125,7 @@ class Prompts:
             tokenizer = await self.tokenizer(card.tokenizer_digest)
             messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
             return await self._in_thread(lambda: tokenizer.chat(messages, max_tokens=limit))
-        _check_vocabulary(prompt.ids, card, "token_ids")
+        check_vocabulary(prompt.ids, card, "token_ids")
         return prompt.ids
 
     async def _load(self, digest: str) -> Tokenizer:
@@ -150,7 +150,8 @@ class Prompts:
             oldest.add_done_callback(_close_tokenizer)
 
 
-def _check_vocabulary(ids: Sequence[int], card: ModelCard, param: str) -> None:
+def check_vocabulary(ids: Sequence[int], card: ModelCard, param: str) -> None:
+    """Raises InvalidArgument if the model has no such token."""
     largest = max(ids, default=0)
     if largest >= card.vocab_size:
         raise InvalidArgument(

@@ -17,6 +17,7 @@ from octavo_common.errors import InvalidArgument
 Operation = Literal["chat", "text_completion"]
 ROLES = ("system", "user", "assistant", "tool", "developer")
 MAX_INT32 = 2**31 - 1
+MAX_TOKEN_IDS = 1_000_000
 
 
 class OnDisconnect(Enum):
@@ -154,11 +155,18 @@ def validate(raw: RawRequest, limits: RequestLimits | None = None) -> ValidReque
     )
 
 
-def check_token_ids(ids: Sequence[int], param: str) -> tuple[int, ...]:
-    """Ids as a tuple; raises InvalidArgument if one is no int32 >= 0."""
+def check_token_ids(ids: Sequence[int], param: str, *, max_ids: int = MAX_TOKEN_IDS) -> tuple[int, ...]:
+    """Ids as a tuple; raises InvalidArgument if one is no int32 >= 0, or if there are too many."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
         _refuse(f"{param} must be a list of token ids", param)
-    return tuple(_whole(token, param, 0, MAX_INT32) for token in ids)
+    if len(ids) > max_ids:
+        _refuse(f"{param} has {len(ids)} ids, and at most {max_ids} are taken", param, code="PROMPT_TOO_LARGE")
+    # By built-ins: a loop over a million ids would hold up every stream.
+    if set(map(type, ids)) - {int}:
+        _refuse(f"{param} holds something that is no whole number", param)
+    if ids and (min(ids) < 0 or max(ids) > MAX_INT32):
+        _refuse(f"token ids must be from 0 to {MAX_INT32}", param)
+    return tuple(ids)
 
 
 def _refuse(message: str, param: str, *, hint: str = "", code: str | None = None) -> NoReturn:
@@ -179,8 +187,8 @@ def _prompt(raw: RawRequest, bounds: RequestLimits) -> Prompt:
         return TextPrompt(text=text)
     if raw.messages is not None:
         return _chat(raw.messages, bounds)
-    ids = check_token_ids(raw.token_ids if raw.token_ids is not None else (), "token_ids")
-    _check_size(len(ids), "token_ids", bounds)
+    given_ids = raw.token_ids if raw.token_ids is not None else ()
+    ids = check_token_ids(given_ids, "token_ids", max_ids=bounds.max_prompt_chars)
     if not ids:
         _refuse("the prompt has no tokens", "token_ids", code="EMPTY_PROMPT")
     return TokenPrompt(ids=ids)
@@ -204,7 +212,7 @@ def _chat(messages: Sequence[Message], bounds: RequestLimits) -> ChatPrompt:
 def _check_size(size: int, param: str, bounds: RequestLimits) -> None:
     if size > bounds.max_prompt_chars:
         _refuse(
-            f"the prompt has {size} characters or tokens, and at most {bounds.max_prompt_chars} are taken",
+            f"the prompt has {size} characters, and at most {bounds.max_prompt_chars} are taken",
             param,
             hint="shorten the prompt",
             code="PROMPT_TOO_LARGE",
@@ -255,10 +263,7 @@ def _stop(values: Sequence[str], bounds: RequestLimits) -> tuple[str, ...]:
 
 
 def _stop_token_ids(values: Sequence[int], bounds: RequestLimits) -> tuple[int, ...]:
-    ids = check_token_ids(values, "stop_token_ids")
-    if len(ids) > bounds.max_stop_tokens:
-        _refuse(f"at most {bounds.max_stop_tokens} stop tokens are taken", "stop_token_ids")
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(check_token_ids(values, "stop_token_ids", max_ids=bounds.max_stop_tokens)))
 
 
 def _timeout(value: float | None, bounds: RequestLimits) -> float | None:

@@ -15,9 +15,8 @@ from uuid import UUID
 import grpc
 import structlog
 
-from octavo.v1 import worker_pb2, worker_pb2_grpc
+from octavo.v1 import worker_pb2_grpc
 from octavo_common.errors import Unavailable
-from octavo_common.prefix import tokens_digest
 from octavo_common.rpc.errors import from_rpc_error
 from octavo_gateway import convert
 from octavo_gateway.values import WorkerMessage
@@ -89,9 +88,7 @@ class WorkerPool:
     @contextmanager
     def stream(self, address: str, *, job_id: UUID, fence: int, prefix: Sequence[int]) -> Iterator[WorkerStream]:
         """Open a job's stream after the tokens of `prefix`. May be called before the worker has the job."""
-        request = worker_pb2.StreamRequest(
-            job_id=str(job_id), fence=fence, first_token=len(prefix), prefix_digest=tokens_digest(prefix)
-        )
+        request = convert.stream_request(job_id, fence, prefix)
         with self._use(address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             yield WorkerStream(stub.Stream(request))
@@ -101,9 +98,7 @@ class WorkerPool:
         with self._use(address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             try:
-                answer = await stub.GetRecords(
-                    worker_pb2.GetRecordsRequest(after_step=after_step), timeout=RECORDS_TIMEOUT_S
-                )
+                answer = await stub.GetRecords(convert.records_request(after_step), timeout=RECORDS_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 cause = from_rpc_error(error)
                 raise Unavailable(

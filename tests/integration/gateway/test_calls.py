@@ -147,6 +147,14 @@ async def test_a_user_sees_its_own_jobs_and_an_admin_all(world: World, client: C
     assert ended.job.state == jobs_pb2.JOB_STATE_CANCELLED
 
 
+async def test_a_stream_is_not_resumed_from_what_the_model_cannot_have_said(world: World, client: Client) -> None:
+    job_id = (await client.submit()).job_id
+    for ids in ([257], [1] * 11, [-1]):
+        assert (await error_of(client.resume(job_id, ids).call))[0] == INVALID
+    job = await world.job(job_id)
+    assert (job.emitted_ids, job.stream_owner, job.fence) == ((), None, 0)
+
+
 async def test_a_full_queue_answers_resource_exhausted_with_a_time(world: World, client: Client) -> None:
     from octavo_common.rpc.errors import from_rpc_error
 

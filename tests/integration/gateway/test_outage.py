@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -16,6 +17,7 @@ from octavo_common.db.embedded import EmbeddedPostgres
 from octavo_common.db.engine import connect
 from octavo_common.db.migrate import upgrade
 from octavo_common.telemetry import setup
+from octavo_gateway import admission
 
 pytestmark = pytest.mark.db
 SCRIPT = [65 + i for i in range(10)]
@@ -46,6 +48,19 @@ async def world(server: EmbeddedPostgres, telemetry: setup.Telemetry) -> AsyncIt
         yield world
 
 
+async def start_again(server: EmbeddedPostgres, world: World) -> None:
+    """From a process of its own: a fork of this one runs gRPC's handlers, which may take the child down."""
+    code = (
+        "import sys, pathlib; from octavo_common.db.embedded import EmbeddedPostgres\n"
+        "print(EmbeddedPostgres(pathlib.Path(sys.argv[1])).start())"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, str(server._data_dir), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.decode().strip().splitlines()[-1] == world.dsn
+
+
 async def test_streams_go_on_through_a_restart_of_the_database(server: EmbeddedPostgres, world: World) -> None:
     gateway, first, second = await world.gateway(), await world.worker(), await world.worker()
     client = world.client(gateway)
@@ -64,7 +79,7 @@ async def test_streams_go_on_through_a_restart_of_the_database(server: EmbeddedP
     await first.kill()
     left.call.cancel()
     await asyncio.sleep(1.5)
-    assert await asyncio.to_thread(server.start) == world.dsn
+    await start_again(server, world)
 
     await second.take(moved_id)
     for job_id in (kept_id, moved_id):
@@ -76,13 +91,16 @@ async def test_streams_go_on_through_a_restart_of_the_database(server: EmbeddedP
             await asyncio.sleep(0.05)
 
 
-async def test_a_request_waits_for_a_database_that_restarts(server: EmbeddedPostgres, world: World) -> None:
+async def test_a_request_waits_for_a_database_that_restarts(
+    server: EmbeddedPostgres, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "SUBMIT_PAUSES_S", (0.2,) * 100)
     gateway, worker = await world.gateway(), await world.worker()
     client = world.client(gateway)
     await client.submit(prompt="warm")
     await asyncio.to_thread(server.stop)
     stream = client.generate()
-    restarting = asyncio.create_task(asyncio.to_thread(server.start))
+    restarting = asyncio.create_task(start_again(server, world))
     job_id = await stream.accepted()
     await restarting
     await worker.take(job_id)
