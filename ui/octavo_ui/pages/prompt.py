@@ -66,7 +66,7 @@ def page() -> None:
             model = columns[0].selectbox("Model", names)
             max_tokens = columns[1].number_input("Most tokens", 1, 100_000, 256)
             temperature = columns[2].number_input("Temperature", 0.0, 5.0, 0.0, 0.1)
-            seed = columns[3].number_input("Seed (0: drawn)", 0, 2**53, 0)
+            seed = columns[3].number_input("Seed (0: drawn)", 0, 2**53 - 1, 0)
             raw = columns[4].checkbox("Raw", help="Without the model's chat template")
             asked = st.form_submit_button("Generate", type="primary")
         _cancelled_answer()
