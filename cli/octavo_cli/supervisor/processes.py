@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -15,31 +14,32 @@ import psutil
 
 from octavo_cli.supervisor.plan import MARK
 
-_PR_SET_PDEATHSIG = 1
-# Loaded before any fork: a child must not load libraries between fork and exec.
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+# A function that runs between fork and exec would do the same, and make Popen fork: the fork handlers of gRPC, which
+# the supervisor uses to look at gateways, can crash the child.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def spawn(argv: Iterable[str], env: Mapping[str, str], log: Path, *, cwd: Path) -> subprocess.Popen[bytes]:
     """Start a process in a group of its own, its words appended to ``log``. On Linux it ends when this thread does."""
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        assert _LIBC is not None
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
+    command = list(argv)
+    if sys.platform == "linux":
+        command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
     with log.open("ab") as output:
         return subprocess.Popen(
-            list(argv),
+            command,
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             process_group=0,
-            preexec_fn=None if _LIBC is None else die_with_parent,
         )
 
 

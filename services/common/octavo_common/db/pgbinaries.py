@@ -31,6 +31,16 @@ for name, text in (("setgroups", "deny"), ("uid_map", "65534 0 1"), ("gid_map", 
 if len(sys.argv) > 1:
     os.execv(sys.argv[1], sys.argv[1:])
 """
+# A change of user in Popen would make it fork, and the fork handlers of gRPC can crash the child of a process that is
+# in the middle of calls. What Popen starts without one never runs them.
+_AS_USER = """
+import os, sys
+uid, gid = int(sys.argv[1]), int(sys.argv[2])
+os.setgroups([])
+os.setgid(gid)
+os.setuid(uid)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +60,9 @@ class Runner:
         command = [str(self.bin_dir / program), *args]
         if self.namespace:
             command = [sys.executable, "-I", "-S", "-c", _AS_NOBODY, *command]
-        uid, gid = self.owner if self.owner is not None and not self.namespace else (None, None)
+        elif self.owner is not None:
+            uid, gid = self.owner
+            command = [sys.executable, "-I", "-S", "-c", _AS_USER, str(uid), str(gid), *command]
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -59,9 +71,6 @@ class Runner:
             cwd="/",
             env=_environment(os.environ),
             start_new_session=True,
-            user=uid,
-            group=gid,
-            extra_groups=None if uid is None else [],
         )
 
     def version(self) -> int:
