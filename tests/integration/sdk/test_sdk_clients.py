@@ -223,7 +223,7 @@ def test_every_unary_call_has_a_deadline(both, gateway) -> None:
         ("worker_records", ["w"]),
     ):
         both.ask(one.address, method, *args)
-    assert len(one.deadlines) == 9 and all(d is not None and d <= 30.5 for d in one.deadlines)
+    assert len(one.deadlines) >= 9 and all(d is not None and d <= 30.5 for d in one.deadlines)
 
 
 def test_lists_are_read_page_by_page_up_to_the_limit(both, gateway) -> None:
