@@ -38,7 +38,7 @@ def test_every_module_says_what_it_is() -> None:
     silent = [
         str(p.relative_to(ROOT))
         for p in _files()
-        if p.name != "__init__.py" and "tests" not in p.parts and not p.read_text().lstrip().startswith(('"""', 'r"""', "#!"))
+        if p.name != "__init__.py" and "tests" not in p.parts and not p.read_text().startswith(('"""', 'r"""', "#!"))
     ]
     assert silent == []
 
@@ -60,7 +60,8 @@ assert "torch" not in sys.modules, "torch was imported outside the worker"
 """
     light = [m for m in _modules() if not m.startswith("octavo_worker")]
     assert len(light) > 20
-    run = subprocess.run([sys.executable, "-c", code, *light], env={"PATH": ""}, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, *light]
+    run = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
 
 

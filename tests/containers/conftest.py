@@ -1,4 +1,4 @@
-"""Images built from this tree and the compose stack on free ports. Needs a Docker engine; skips with the reason where there is none."""
+"""Images built from this tree and the compose stack on free ports. Skips with the reason without a Docker engine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,12 @@ class Stack:
 
     def compose(self, *args: str) -> str:
         run = subprocess.run(
-            ["docker", "compose", "-p", self.project, *args], cwd=ROOT, env=self.env, capture_output=True, text=True, check=False
+            ["docker", "compose", "-p", self.project, *args],
+            cwd=ROOT,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
@@ -82,7 +87,8 @@ def stack(images: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ports = {name: _free_port() for name in ("GATEWAY_GRPC", "GATEWAY_HTTP", "CONSOLE")}
     env = {**os.environ, "OCTAVO_DATA_DIR": str(data), **{f"OCTAVO_{n}_PORT": str(p) for n, p in ports.items()}}
     env |= {"OCTAVO_WORKER_THREADS": "1"}
-    pull = subprocess.run([sys.executable, "-m", "octavo_cli", "models", "pull", "smollm2-135m"], env=env, capture_output=True, text=True)
+    command = [sys.executable, "-m", "octavo_cli", "models", "pull", "smollm2-135m"]
+    pull = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert pull.returncode == 0, pull.stderr
     for parent in (*data.parents[:2], data):  # pytest makes its directories for the owner only
         parent.chmod(0o755)
@@ -100,7 +106,8 @@ def stack(images: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
         stack.compose("up", "--detach", "--wait", "--wait-timeout", "180", "--scale", "worker=2")
         yield stack
     finally:
-        logs = subprocess.run(["docker", "compose", "-p", "octavo-test", "logs", "--no-color"], cwd=ROOT, env=env, capture_output=True, text=True)
+        command = ["docker", "compose", "-p", "octavo-test", "logs", "--no-color"]
+        logs = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         (tmp_path_factory.getbasetemp() / "compose.log").write_text(logs.stdout)
         stack.compose("down", "--volumes", "--timeout", "10")
         shutil.rmtree(data, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import docker
 import pytest
+
 from octavo_common.db.migrate import upgrade
 from octavo_common.db.tables import metadata
 
