@@ -98,6 +98,11 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def take(self, job_id: UUID) -> Log:
         """Have the job placed here, and claim it."""
+        await self.place(job_id)
+        return await self.claim(job_id)
+
+    async def place(self, job_id: UUID) -> None:
+        """Have the job placed here."""
         jobs = {job.id: job for job in await self.placement.queue(100)}
         async with asyncio.timeout(5):
             while job_id not in jobs:
@@ -105,7 +110,6 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                 jobs = {job.id: job for job in await self.placement.queue(100)}
         assignment = Assignment(job_id=job_id, fence=jobs[job_id].fence, worker_id=self.id)
         assert await self.placement.assign([assignment]) == [job_id]
-        return await self.claim(job_id)
 
     async def claim(self, job_id: UUID) -> Log:
         claimed = {c.job.id: c.job for c in await self.work.claim(self.id, 100)}

@@ -78,7 +78,7 @@ async def test_a_worker_that_dies_before_it_claims_is_replaced(world: World) -> 
     stream = world.client(gateway).generate()
     job_id = await stream.accepted()
     await first.kill()
-    await first.take(job_id)
+    await first.place(job_id)
     await second.take(job_id)
     await second.finish(job_id)
     assert (await stream.rest()).token_ids == SCRIPT
