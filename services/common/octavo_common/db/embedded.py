@@ -77,18 +77,14 @@ class EmbeddedPostgres:
         self._state_file = self._data_dir / "pg.json"
         self._bin_dir = bin_dir
         self._clock = clock or SystemClock()
-        # The server, if this object started it: its exit must be waited for, or it stays a zombie.
-        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
         """Start the server, or adopt the one that runs, and return its DSN. Raises Unavailable."""
         self._data_dir.mkdir(parents=True, exist_ok=True)
         with self._locked():
             state = self._read_state()
-            if state is not None and self.is_running:
-                adopted = replace(state, port=self._running_port() or state.port, pid=self._running_pid())
-                self._await_ready(adopted)
-                self._write_state(adopted)
+            adopted = None if state is None else self._adopt(state)
+            if adopted is not None:
                 return adopted.dsn()
             runner = find_runner(self._data_dir, bin_dir=self._bin_dir)
             if state is None or not (self._pgdata / "PG_VERSION").exists():
@@ -175,6 +171,21 @@ class EmbeddedPostgres:
 
     # --- the process
 
+    def _adopt(self, state: _State) -> _State | None:
+        """Take the server that runs; None when there is none, or it is about to end."""
+        pid = self._running_pid()
+        if pid is None:
+            return None
+        adopted = replace(state, port=self._running_port() or state.port, pid=pid)
+        try:
+            self._await_ready(adopted)
+        except Unavailable:
+            if _is_alive(pid):
+                raise
+            return None
+        self._write_state(adopted)
+        return adopted
+
     def _launch(self, runner: Runner, state: _State) -> _State:
         """Start the server on its old port if that is free, else on another."""
         deadline = self._clock.monotonic() + _START_TIMEOUT_S
@@ -184,15 +195,17 @@ class EmbeddedPostgres:
             mark = self._log_size()
             with self._open_log() as stderr:
                 options = [word for name, value in _OPTIONS.items() for word in ("-c", f"{name}={value}")]
-                self._process = runner.popen(
+                process = runner.popen(
                     "postgres", "-D", str(self._pgdata), "-h", HOST, "-p", str(port), *options, stderr=stderr
                 )
-            started = replace(state, port=port, pid=self._process.pid)
+            # Somebody must wait for a child's end, or it stays a zombie; the server may outlive this object.
+            threading.Thread(target=process.wait, name="octavo-postgres", daemon=True).start()
+            started = replace(state, port=port, pid=process.pid)
             try:
                 self._await_ready(started)
             except Unavailable as error:
                 words = self._log_since(mark)
-                if self._process.poll() is None or self._clock.monotonic() > deadline:
+                if _is_alive(process.pid) or self._clock.monotonic() > deadline:
                     raise
                 if "in use" in words and "shared memory" not in words:
                     port = _free_port()
@@ -212,7 +225,7 @@ class EmbeddedPostgres:
                 with psycopg.connect(state.dsn(_USER), connect_timeout=2, autocommit=True) as connection:
                     row = connection.execute("show data_directory").fetchone()
             except psycopg.OperationalError as error:
-                gone = self._process is not None and self._process.poll() is not None
+                gone = state.pid is not None and not _is_alive(state.pid)
                 if gone or self._clock.monotonic() > deadline:
                     raise Unavailable(f"Postgres does not answer: {str(error).strip()}") from error
                 _pause()
@@ -229,8 +242,6 @@ class EmbeddedPostgres:
     def _await_end(self, pid: int) -> bool:
         deadline = self._clock.monotonic() + _STOP_TIMEOUT_S
         while self._clock.monotonic() < deadline:
-            if self._process is not None and self._process.pid == pid:
-                self._process.poll()
             if not _is_alive(pid):
                 return True
             _pause()
@@ -244,8 +255,6 @@ class EmbeddedPostgres:
             return []
 
     def _running_pid(self) -> int | None:
-        if self._process is not None:
-            self._process.poll()
         lines = self._pid_file()
         pid = int(lines[0]) if lines and lines[0].strip().isdigit() else None
         return pid if pid is not None and _is_alive(pid) and _is_postgres(pid) else None
