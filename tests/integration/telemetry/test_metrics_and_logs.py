@@ -102,6 +102,18 @@ async def test_the_lag_of_the_event_loop_is_measured(telemetry) -> None:
     assert samples["octavo_event_loop_lag_seconds_sum"] == pytest.approx(0.3 * count)
 
 
+async def test_the_tasks_of_the_event_loop_are_counted(telemetry) -> None:
+    clock = ManualClock()
+    others = [asyncio.create_task(asyncio.Event().wait()) for _ in range(3)]
+    watch = asyncio.create_task(measure_loop_lag(telemetry.instruments, clock))
+    await asyncio.sleep(0)
+    (sample,) = families(telemetry)["octavo_event_loop_tasks"].samples
+    # This test's own task and the one that counts are tasks too.
+    assert sample.value == len(others) + 2
+    for task in (*others, watch):
+        task.cancel()
+
+
 async def fetch(url: str, method: str = "GET") -> tuple[int, str, str]:
     def get() -> tuple[int, str, str]:
         try:

@@ -1,6 +1,8 @@
-"""Measures how late the event loop is: a blocking call in one handler is a gap in the tokens of all streams."""
+"""Watches the event loop: how late it is (one blocking call is a gap in all streams' tokens), how many tasks it has."""
 
 from __future__ import annotations
+
+import asyncio
 
 from octavo_common.clock import Clock
 from octavo_common.telemetry import names
@@ -10,8 +12,12 @@ INTERVAL_S = 0.5
 
 
 async def measure_loop_lag(instruments: Instruments, clock: Clock) -> None:
-    """Record the lag twice a second until cancelled."""
+    """Record the lag and count the tasks twice a second until cancelled. Once per process."""
+    # Counted in the loop: the gauge may be read on another thread.
+    num_tasks = 0
+    instruments.observe(names.EVENT_LOOP_TASKS, lambda: [(num_tasks, {})])
     while True:
+        num_tasks = len(asyncio.all_tasks())
         before = clock.monotonic()
         await clock.sleep(INTERVAL_S)
         instruments.record(names.EVENT_LOOP_LAG, max(clock.monotonic() - before - INTERVAL_S, 0.0))

@@ -192,6 +192,7 @@ RPC_CLIENT_DURATION = _histogram("octavo_rpc_client_duration_seconds", "s", "Cal
 EVENT_LOOP_LAG = _histogram(
     "octavo_event_loop_lag_seconds", "s", "How late a timer of the event loop fires; blocking code shows here.", _CALL_S
 )
+EVENT_LOOP_TASKS = _gauge("octavo_event_loop_tasks", "{task}", "Tasks of the event loop; what grows for ever leaks.")
 
 # Gateway.
 HTTP_SERVER_DURATION = _histogram("octavo_http_server_duration_seconds", "s", "HTTP requests.", _CALL_S, METHOD, CODE)
