@@ -14,6 +14,7 @@ from octavo_cli.supervisor.plan import ServiceSpec
 from octavo_cli.supervisor.restarts import History, RestartPolicy
 from octavo_cli.supervisor.state import ServiceState
 from octavo_common.clock import Clock
+from octavo_common.exits import MISCONFIGURED
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +37,9 @@ class Keeper:
         self._started: int | None = None
         self._since_s = 0.0
         self._stopping = False
+        # In this life of the process, and in any.
+        self._is_settled = False
+        self._was_ready = False
         self._state = "starting"
         self._reason = "is about to start"
 
@@ -53,6 +57,11 @@ class Keeper:
     def is_ready(self) -> bool:
         """True when the last look at it found nothing to complain about."""
         return self._state == "ready"
+
+    @property
+    def failure(self) -> str:
+        """Why the process was given up; empty while it is kept."""
+        return self._reason if self._state == "failed" else ""
 
     def state(self) -> ServiceState:
         """What there is to say about it."""
@@ -75,12 +84,13 @@ class Keeper:
             return
         if not reason:
             self._state, self._reason = "ready", ""
+            self._is_settled = self._was_ready = True
         else:
             self._state = "not ready" if self._state in ("ready", "not ready") else "starting"
             self._reason = reason
 
     async def run(self) -> None:
-        """Start the process, and again whenever it ends, until ``stop``."""
+        """Start the process, and again whenever it ends, until ``stop`` or a failure that no restart heals."""
         while not self._stopping:
             self._start()
             assert self._process is not None
@@ -92,7 +102,12 @@ class Keeper:
                 log.info("service.stopped", name=self.spec.name, code=code)
                 break
             uptime_s = self._clock.monotonic() - self._since_s
-            self._history = self._history.after_end(uptime_s, self._policy)
+            # Once it was ready its settings were good; what is wrong since then may be put right.
+            if code == MISCONFIGURED and not self._was_ready:
+                self._state, self._reason = "failed", logs.last_words(self._log_file).partition(": ")[2]
+                log.warning("service.failed", name=self.spec.name, reason=self._reason)
+                return
+            self._history = self._history.after_end(uptime_s, self._policy, was_ready=self._is_settled)
             delay_s = self._history.delay_s(self._policy)
             self._state = "crashing" if self.is_crashing else "waiting"
             self._reason = f"{_ending(code)}{self._last_words()}; next try in {delay_s:.1f} s"
@@ -106,6 +121,7 @@ class Keeper:
         self._process = processes.spawn(self.spec.argv, env, self._log_file, cwd=Path.cwd())
         self._started = processes.start_ticks(self._process.pid)
         self._state, self._reason = "starting", "was started just now"
+        self._is_settled = False
         log.info("service.started", name=self.spec.name, pid=self._process.pid)
 
     async def _wait(self, seconds: float) -> None:

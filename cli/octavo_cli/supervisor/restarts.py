@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class RestartPolicy:
     """Delays grow with each early end in a row; after ``max_early`` of them the process is tried only seldom."""
 
-    # An end before this is early: the process did not do its work.
+    # An end before this, or before it was ever ready, is early: the process did not do its work.
     settled_s: float = 10.0
     max_early: int = 5
     base_s: float = 0.1
@@ -25,9 +25,9 @@ class History:
     num_restarts: int = 0
     num_early: int = 0
 
-    def after_end(self, uptime_s: float, policy: RestartPolicy) -> History:
-        """The history after one more end."""
-        early = self.num_early + 1 if uptime_s < policy.settled_s else 0
+    def after_end(self, uptime_s: float, policy: RestartPolicy, *, was_ready: bool) -> History:
+        """The history after one more end. A model may load for longer than any bound, and its process end then."""
+        early = self.num_early + 1 if uptime_s < policy.settled_s or not was_ready else 0
         return History(num_restarts=self.num_restarts + 1, num_early=early)
 
     def is_crashing(self, policy: RestartPolicy) -> bool:

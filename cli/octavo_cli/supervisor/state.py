@@ -14,7 +14,7 @@ from octavo_cli.datadir import DataDir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
-    """One process, as last seen. ``state``: starting, ready, not ready, waiting, crashing, stopped."""
+    """One process, as last seen. ``state``: starting, ready, not ready, waiting, crashing, failed, stopped."""
 
     name: str
     role: str

@@ -20,6 +20,7 @@ from octavo_cli.datadir import DataDir
 from octavo_cli.settings import CliSettings
 from octavo_cli.supervisor import health, logs, ports, processes, state
 from octavo_cli.supervisor.keeper import Keeper
+from octavo_cli.supervisor.launch import StartFailed
 from octavo_cli.supervisor.plan import MARK, ServiceSpec, Site, UpOptions, plan
 from octavo_cli.supervisor.prepare import Prepared, prepare
 from octavo_cli.supervisor.restarts import RestartPolicy
@@ -136,6 +137,7 @@ class Supervisor:
         tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
         try:
             while not self._stop.is_set():
+                self._check_failures()
                 try:
                     await self._keep_database(prepared)
                     await health.look(self._keepers, engine)
@@ -150,6 +152,14 @@ class Supervisor:
         finally:
             self._change(phase="stopping")
             await self._end(tasks)
+
+    def _check_failures(self) -> None:
+        """Raises StartFailed when a service can never start: the platform would wait for it for ever."""
+        for keeper in self._keepers:
+            if keeper.failure:
+                raise StartFailed(
+                    f"{keeper.spec.name} cannot start: {keeper.failure}", hint=f"see {self._log_file(keeper.spec)}"
+                )
 
     async def _keep_database(self, prepared: Prepared) -> None:
         if prepared.embedded is None or prepared.embedded.is_running:

@@ -7,6 +7,7 @@ import os
 import sys
 
 from octavo_common.errors import OctavoError
+from octavo_common.exits import explain
 from octavo_common.settings import load
 from octavo_gateway.app import run
 from octavo_gateway.settings import GatewaySettings
@@ -17,8 +18,7 @@ def main() -> int:
     try:
         return asyncio.run(run(load(GatewaySettings, os.environ)))
     except OctavoError as error:
-        sys.stderr.write(f"{error.message}{': ' + error.hint if error.hint else ''}\n")
-        return 2
+        return explain("octavo-gateway", error)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import sys
 
 from octavo_common.errors import OctavoError
+from octavo_common.exits import explain
 from octavo_common.settings import load
 from octavo_scheduler.app import run
 from octavo_scheduler.settings import SchedulerSettings
@@ -17,8 +18,7 @@ def main() -> int:
     try:
         return asyncio.run(run(load(SchedulerSettings, os.environ)))
     except OctavoError as error:
-        sys.stderr.write(f"octavo-scheduler: {error.message}\n" + (f"  {error.hint}\n" if error.hint else ""))
-        return 1
+        return explain("octavo-scheduler", error)
 
 
 if __name__ == "__main__":

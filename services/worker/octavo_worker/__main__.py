@@ -7,6 +7,7 @@ import os
 import sys
 
 from octavo_common.errors import OctavoError
+from octavo_common.exits import explain
 from octavo_common.settings import load
 from octavo_common.telemetry import logs
 from octavo_worker.app import run
@@ -20,8 +21,7 @@ def main() -> int:
     try:
         return asyncio.run(run(load(WorkerSettings, os.environ)))
     except OctavoError as error:
-        sys.stderr.write(f"octavo-worker: {error.message}\n" + (f"  {error.hint}\n" if error.hint else ""))
-        return 1
+        return explain("octavo-worker", error)
 
 
 if __name__ == "__main__":

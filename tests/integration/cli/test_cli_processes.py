@@ -80,6 +80,30 @@ async def test_a_process_that_cannot_start_is_reported_with_its_last_words(keep)
     assert "exit code 1" in state.reason and "no such thing" in state.reason
 
 
+async def test_a_process_that_can_never_start_is_given_up_with_its_words(keep) -> None:
+    code = "import sys; sys.stderr.write('octavo-worker: /m.gguf is truncated\\n'); sys.exit(78)"
+    keeper = keep(code)
+    await _until_async(lambda: keeper.failure)
+    state = keeper.state()
+    assert (keeper.failure, state.state, state.restarts, state.pid) == ("/m.gguf is truncated", "failed", 0, None)
+
+
+async def test_a_process_that_was_ready_once_is_tried_again_whatever_it_says(keep, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    code = f"""
+import pathlib, sys, time
+mark = pathlib.Path({str(mark)!r})
+if mark.exists(): sys.exit(78)
+mark.touch(); time.sleep(60)
+"""
+    keeper = keep(code)
+    await _until_async(mark.exists)
+    keeper.tell("")
+    os.kill(keeper.pid or 0, signal.SIGKILL)
+    await _until_async(lambda: keeper.is_crashing)
+    assert not keeper.failure
+
+
 async def test_what_a_process_leaves_in_its_group_ends_with_it(keep, tmp_path: Path) -> None:
     code = f"""
 import subprocess, sys, time

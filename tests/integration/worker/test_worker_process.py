@@ -14,6 +14,7 @@ from fakes.tiny_worker import TOKEN, read, until
 from octavo.v1 import worker_pb2, worker_pb2_grpc
 from octavo_common import ids, store
 from octavo_common.db.engine import connect
+from octavo_common.exits import MISCONFIGURED
 from octavo_common.jobs.model import Assignment, JobState, NewJob
 from octavo_common.jobs.spec import GenerationSpec
 from octavo_common.rpc.channel import internal_channel
@@ -122,7 +123,7 @@ async def test_a_worker_process_serves_a_checkpoint_and_ends_on_sigterm(pg_dsn, 
 async def test_what_is_missing_is_said_in_one_line(pg_dsn, tmp_path, env, says):
     async with process(pg_dsn, OCTAVO_DATA_DIR=str(tmp_path), **env) as child:
         _, err = await child.communicate()
-        assert child.returncode == 1
+        assert child.returncode == MISCONFIGURED
         lines = [line for line in err.decode().splitlines() if line.startswith("octavo-worker:")]
         assert len(lines) == 1
         assert says in lines[0]

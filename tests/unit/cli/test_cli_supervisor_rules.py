@@ -66,7 +66,7 @@ def test_a_given_number_of_threads_wins() -> None:
 def test_a_process_that_keeps_ending_early_is_reported_and_tried_only_seldom() -> None:
     policy, history, delays = RestartPolicy(), History(), []
     for _ in range(6):
-        history = history.after_end(0.5, policy)
+        history = history.after_end(0.5, policy, was_ready=True)
         delays.append(history.delay_s(policy))
     assert delays == [0.1, 0.2, 0.4, 0.8, 60.0, 60.0]
     assert history.is_crashing(policy) and history.num_restarts == 6
@@ -75,9 +75,16 @@ def test_a_process_that_keeps_ending_early_is_reported_and_tried_only_seldom() -
 def test_a_process_that_did_its_work_for_a_while_starts_with_a_clean_slate() -> None:
     policy, history = RestartPolicy(), History()
     for _ in range(4):
-        history = history.after_end(0.5, policy)
-    history = history.after_end(3600.0, policy)
+        history = history.after_end(0.5, policy, was_ready=True)
+    history = history.after_end(3600.0, policy, was_ready=True)
     assert history.delay_s(policy) == policy.base_s and not history.is_crashing(policy)
+
+
+def test_a_process_that_loads_for_long_and_then_ends_has_not_done_its_work() -> None:
+    policy, history = RestartPolicy(), History()
+    for _ in range(policy.max_early):
+        history = history.after_end(3600.0, policy, was_ready=False)
+    assert history.is_crashing(policy)
 
 
 def _up() -> UpState:

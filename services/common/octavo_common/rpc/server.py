@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from octavo_common.clock import Clock, SystemClock
-from octavo_common.errors import FailedPrecondition
+from octavo_common.errors import Unavailable
 from octavo_common.rpc.calls import CallInterceptor, InFlight
 from octavo_common.rpc.lifecycle import Lifecycle, serve
 
@@ -24,8 +24,8 @@ KEEPALIVE_TIME_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 20_000
 
 
-class AddressInUse(FailedPrecondition):
-    """The port belongs to another process."""
+class AddressInUse(Unavailable):
+    """The port belongs to another process, for now."""
 
     code = "ADDRESS_IN_USE"
 
