@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from result import Check, Result, report  # noqa: E402 - a script beside its module
+from result import Check, Result, report
 
-from octavo_common.text.tokenizer import Tokenizer  # noqa: E402
-from octavo_worker.engine.types import Request, SamplingParams  # noqa: E402
-from octavo_worker.models.registry import find_model  # noqa: E402
-from octavo_worker.plugins import build_engine  # noqa: E402
-from octavo_worker.runtime.build import BuiltEngine, EngineConfig  # noqa: E402
+from octavo_common.text.tokenizer import Tokenizer
+from octavo_worker.engine.types import Request, SamplingParams
+from octavo_worker.models.registry import find_model
+from octavo_worker.plugins import build_engine
+from octavo_worker.runtime.build import BuiltEngine, EngineConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 

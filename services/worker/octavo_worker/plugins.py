@@ -13,7 +13,13 @@ from octavo_worker.runtime.build import BackendDeps, BuiltEngine, EngineConfig
 def _cpu(deps: BackendDeps) -> AttentionBackend:
     from octavo_worker.attention.cpu import CpuAttention
 
-    return CpuAttention(num_heads=deps.num_heads, num_kv_heads=deps.num_kv_heads, num_threads=deps.num_threads)
+    return CpuAttention(
+        num_heads=deps.num_heads,
+        num_kv_heads=deps.num_kv_heads,
+        head_dim=deps.head_dim,
+        block_size=deps.block_size,
+        num_threads=deps.num_threads,
+    )
 
 
 def _reference(deps: BackendDeps) -> AttentionBackend:

@@ -52,13 +52,19 @@ def make_world(rows, shape, seed=0):
     return pool, batch, q, k, v
 
 
+def make_cpu(shape, num_threads=1):
+    num_heads, num_kv_heads, head_dim = shape
+    return CpuAttention(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=BLOCK, num_threads=num_threads
+    )
+
+
 def run_cpu(world, shape, layer=1, num_threads=2):
     pool, batch, q, k, v = world
-    backend = CpuAttention(num_heads=shape[0], num_kv_heads=shape[1], num_threads=num_threads)
+    backend = make_cpu(shape, num_threads)
     pool = pool.clone()
     plan = backend.plan(batch)
-    backend.write_kv(k, v, pool, plan, layer)
-    return backend.forward(q, pool, plan, layer).clone(), pool
+    return backend.attend(q, k, v, pool, plan, layer).clone(), pool
 
 
 def run_reference(world, layer=1):
@@ -66,8 +72,7 @@ def run_reference(world, layer=1):
     backend = ReferenceAttention(block_size=BLOCK)
     pool = pool.double()
     plan = backend.plan(batch)
-    backend.write_kv(k.double(), v.double(), pool, plan, layer)
-    return backend.forward(q.double(), pool, plan, layer), pool
+    return backend.attend(q.double(), k.double(), v.double(), pool, plan, layer), pool
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -159,7 +164,7 @@ NEED = AttentionNeed(device="cpu", dtype="float32", num_heads=9, num_kv_heads=3,
 
 
 def backends():
-    return [CpuAttention(num_heads=9, num_kv_heads=3, num_threads=1), ReferenceAttention(block_size=16)]
+    return [make_cpu((9, 3, 64)), ReferenceAttention(block_size=16)]
 
 
 def test_the_first_backend_without_reasons_is_taken():

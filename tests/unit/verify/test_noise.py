@@ -67,7 +67,9 @@ def test_numbers_lie_strictly_between_0_and_1_and_are_uniform():
 
 def test_neighbouring_positions_and_seeds_are_uncorrelated():
     def row(**parts):
-        return uniforms(noise_key(**{"seed": 1, "choice": 0, "position": 1, "label": Label.TARGET} | parts), np.arange(20_000))
+        return uniforms(
+            noise_key(**{"seed": 1, "choice": 0, "position": 1, "label": Label.TARGET} | parts), np.arange(20_000)
+        )
 
     for other in (row(position=2), row(seed=2), row(choice=1), row(label=Label.ACCEPT)):
         assert abs(np.corrcoef(row(), other)[0, 1]) < 4 / math.sqrt(20_000)

@@ -81,7 +81,7 @@ AttnPlan = Any
 
 
 class AttentionBackend(Protocol):
-    """Attention over pages. Plans once per step; forward and write_kv run once per layer."""
+    """Attention over pages. Plans once per step; attends once per layer."""
 
     @property
     def name(self) -> str:
@@ -100,12 +100,11 @@ class AttentionBackend(Protocol):
         """What forward needs, worked out once per step."""
         ...
 
-    def write_kv(self, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: AttnPlan, layer: int) -> None:
-        """Put the fed tokens' keys and values into their slots. Modifies `kv`."""
-        ...
+    def attend(self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: AttnPlan, layer: int) -> Tensor:
+        """Put the fed tokens' keys and values into their slots of `kv`, then attend causally, scaled by 1/sqrt(H).
 
-    def forward(self, q_TNH: Tensor, kv: Tensor, plan: AttnPlan, layer: int) -> Tensor:
-        """Causal attention, scaled by 1/sqrt(H); `[T, N, H]`. Does not modify `kv`; valid until the next call."""
+        The two are one call because a backend may do them in one pass. `[T, N, H]`, valid until the next call.
+        """
         ...
 
 

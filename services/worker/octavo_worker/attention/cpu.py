@@ -13,10 +13,12 @@ from octavo_worker.attention.base import AttentionCaps, AttentionNeed, AttnBatch
 
 try:
     from octavo_worker.kernels import paged_attention as kernel
+    from octavo_worker.kernels.team import NUM_TASKS
 
     _MISSING = ""
 except ImportError as error:  # numba is an extra of the worker
     kernel = None
+    NUM_TASKS = 1
     _MISSING = f"numba cannot be imported ({error})"
 
 _TILE = 16
@@ -33,7 +35,9 @@ class CpuPlan:
     tables_RB: np.ndarray
     limits_T: np.ndarray  # int32 [T]: how many keys a token sees, itself included
     slots_T: np.ndarray
-    max_keys: int
+    out: Tensor
+    # The arguments of the kernel; a layer changes a few of them.
+    args: np.ndarray
 
 
 class CpuAttention:
@@ -41,8 +45,11 @@ class CpuAttention:
 
     name = "cpu"
 
-    def __init__(self, *, num_heads: int, num_kv_heads: int, num_threads: int) -> None:
+    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, num_threads: int) -> None:
         self._group = num_heads // num_kv_heads
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+        self._block_size = block_size
         self._num_threads = num_threads
         self._scratch = np.empty(0, np.float32)
         self._out = torch.empty(0)
@@ -68,56 +75,68 @@ class CpuAttention:
         tiles = np.stack([row_of, first_R[row_of], first_pair, num_pairs], axis=1)[order].astype(np.int32)
         within_T = np.arange(int(counts_R.sum())) - np.repeat(first_R, counts_R)
         limits_T = (np.repeat(starts_R, counts_R) + within_T + 1).astype(np.int32)
-        return CpuPlan(
-            tiles=np.ascontiguousarray(tiles),
-            tables_RB=np.ascontiguousarray(batch.tables_RB, dtype=np.int32),
-            limits_T=limits_T,
-            slots_T=np.ascontiguousarray(batch.slots_T, dtype=np.int64),
-            max_keys=int(limits_T.max()),
-        )
+        tiles = np.ascontiguousarray(tiles)
+        tables_RB = np.ascontiguousarray(batch.tables_RB, dtype=np.int32)
+        slots_T = np.ascontiguousarray(batch.slots_T, dtype=np.int64)
+        args, out = self._arguments(tiles, tables_RB, limits_T, slots_T)
+        return CpuPlan(tiles=tiles, tables_RB=tables_RB, limits_T=limits_T, slots_T=slots_T, out=out, args=args)
 
-    def write_kv(self, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: CpuPlan, layer: int) -> None:
-        """Copy keys and values to their slots."""
+    def attend(self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: CpuPlan, layer: int) -> Tensor:
+        """Write keys and values, then attend; the result is overwritten by the next call."""
         assert kernel is not None
-        if k_TGH.stride() != v_TGH.stride() or k_TGH.stride(2) != 1:
-            k_TGH, v_TGH = k_TGH.contiguous(), v_TGH.contiguous()
-        _, _, _, block_size, num_heads, head_dim = kv.shape
-        num_tokens = k_TGH.shape[0]
-        args = np.array(
-            [
-                *(0, -(-num_tokens // 16), 0, k_TGH.data_ptr(), v_TGH.data_ptr(), k_TGH.stride(0), k_TGH.stride(1)),
-                *(kv.data_ptr(), kv.stride(0), layer * kv.stride(1), layer * kv.stride(1) + kv.stride(2)),
-                *(kv.stride(3), num_heads, head_dim, block_size, plan.slots_T.ctypes.data, num_tokens),
-            ],
-            dtype=np.int64,
+        if k_TGH.stride() != v_TGH.stride() or k_TGH.stride(2) != 1 or q_TNH.stride(2) != 1:
+            q_TNH, k_TGH, v_TGH = q_TNH.contiguous(), k_TGH.contiguous(), v_TGH.contiguous()
+        block_stride, layer_stride, value_stride, key_stride, _, _ = kv.stride()
+        args = plan.args
+        args[kernel.Q : kernel.K_HEAD + 1] = (
+            *(q_TNH.data_ptr(), q_TNH.stride(0), q_TNH.stride(1)),
+            *(k_TGH.data_ptr(), v_TGH.data_ptr(), k_TGH.stride(0), k_TGH.stride(1)),
         )
-        # A decode batch is copied faster than threads are woken.
-        kernel.write.run(args, self._num_threads if num_tokens > 64 else 1)
-
-    def forward(self, q_TNH: Tensor, kv: Tensor, plan: CpuPlan, layer: int) -> Tensor:
-        """Causal attention; the result is overwritten by the next call."""
-        assert kernel is not None
-        if q_TNH.stride(2) != 1:
-            q_TNH = q_TNH.contiguous()
-        num_tokens, num_heads, head_dim = q_TNH.shape
-        _, _, _, block_size, num_kv_heads, _ = kv.shape
-        if self._out.shape[1:] != (num_heads, head_dim) or self._out.shape[0] < num_tokens:
-            self._out = torch.empty(num_tokens, num_heads, head_dim)
-        out = self._out[:num_tokens]
-        # The last page is scored whole.
-        size = kernel.scratch_floats(-(-plan.max_keys // block_size) * block_size, head_dim)
-        if self._scratch.size < size * self._num_threads:
-            self._scratch = np.empty(2 * size * self._num_threads, np.float32)
-        args = np.array(
-            [
-                *(0, len(plan.tiles) * num_kv_heads, 0, q_TNH.data_ptr(), q_TNH.stride(0), q_TNH.stride(1)),
-                *(kv.data_ptr(), kv.stride(0), layer * kv.stride(1), layer * kv.stride(1) + kv.stride(2)),
-                *(kv.stride(3), head_dim, self._group, num_kv_heads, block_size, plan.tiles.ctypes.data),
-                *(plan.tables_RB.ctypes.data, plan.tables_RB.shape[1], plan.limits_T.ctypes.data),
-                *(out.data_ptr(), out.stride(0), out.stride(1), self._scratch.ctypes.data, size),
-                round(2**32 / math.sqrt(head_dim)),
-            ],
-            dtype=np.int64,
+        args[kernel.KV : kernel.KEY_STRIDE + 1] = (
+            *(kv.data_ptr(), block_stride, layer * layer_stride, layer * layer_stride + value_stride, key_stride),
         )
+        args[kernel.NUM_WRITTEN] = 0
         kernel.attend.run(args, self._num_threads)
-        return out
+        return plan.out
+
+    def _arguments(
+        self, tiles: np.ndarray, tables_RB: np.ndarray, limits_T: np.ndarray, slots_T: np.ndarray
+    ) -> tuple[np.ndarray, Tensor]:
+        """What is the same for all layers of a step, and where the results go."""
+        assert kernel is not None
+        num_tokens, head_dim = len(slots_T), self._head_dim
+        num_heads = self._group * self._num_kv_heads
+        if self._out.shape[0] < num_tokens:
+            self._out = torch.empty(num_tokens, num_heads, head_dim)
+        # The last page is scored whole.
+        max_keys = -(-int(limits_T.max()) // self._block_size) * self._block_size
+        # Whole rows of the pool are read best in one go, as long as every thread gets enough to do.
+        heads_at_once = self._num_kv_heads if len(tiles) >= 4 * self._num_threads else 1
+        size = heads_at_once * kernel.scratch_floats(max_keys, head_dim)
+        if self._scratch.size < size * self._num_threads:
+            self._scratch = np.zeros(2 * size * self._num_threads, np.float32)
+        num_writes = -(-num_tokens // kernel.TOKENS_PER_WRITE)
+        values = {
+            NUM_TASKS: num_writes + len(tiles) * self._num_kv_heads // heads_at_once,
+            kernel.NUM_TOKENS: num_tokens,
+            kernel.SLOTS: slots_T.ctypes.data,
+            kernel.HEAD_DIM: head_dim,
+            kernel.GROUP: self._group,
+            kernel.NUM_KV_HEADS: self._num_kv_heads,
+            kernel.HEADS_AT_ONCE: heads_at_once,
+            kernel.BLOCK_SIZE: self._block_size,
+            kernel.TILES: tiles.ctypes.data,
+            kernel.TABLES: tables_RB.ctypes.data,
+            kernel.TABLE_STRIDE: tables_RB.shape[1],
+            kernel.LIMITS: limits_T.ctypes.data,
+            kernel.OUT: self._out.data_ptr(),
+            kernel.OUT_TOKEN: num_heads * head_dim,
+            kernel.OUT_HEAD: head_dim,
+            kernel.SCRATCH: self._scratch.ctypes.data,
+            kernel.SCRATCH_STRIDE: size,
+            kernel.SCALE: round(2**32 / math.sqrt(head_dim)),
+            kernel.NUM_WRITES: num_writes,
+        }
+        args = np.zeros(kernel.NUM_ARGUMENTS, np.int64)
+        args[list(values)] = list(values.values())
+        return args, self._out[:num_tokens]

@@ -49,13 +49,12 @@ class ReferenceAttention:
         slots_T = torch.from_numpy(batch.slots_T)
         return ReferencePlan(rows=rows, blocks_T=slots_T // self._block_size, offsets_T=slots_T % self._block_size)
 
-    def write_kv(self, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: ReferencePlan, layer: int) -> None:
-        """Put the fed tokens' keys and values into their slots."""
+    def attend(
+        self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: ReferencePlan, layer: int
+    ) -> Tensor:
+        """Write the fed tokens' keys and values, then attend row by row."""
         kv[plan.blocks_T, layer, 0, plan.offsets_T] = k_TGH
         kv[plan.blocks_T, layer, 1, plan.offsets_T] = v_TGH
-
-    def forward(self, q_TNH: Tensor, kv: Tensor, plan: ReferencePlan, layer: int) -> Tensor:
-        """Causal attention, row by row."""
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
         for table, start, tokens in plan.rows:
             q_TNH_row = q_TNH[tokens]

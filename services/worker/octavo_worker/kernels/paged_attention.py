@@ -19,172 +19,202 @@ from octavo_worker.kernels.vector import (
     exp32,
     fetch_add,
     njit,
-    prefetch,
     score_keys,
 )
 
 _A = team.FIRST_ARGUMENT
 (
-    Q, Q_TOKEN, Q_HEAD, KV, BLOCK_STRIDE, KEY_AT, VALUE_AT, KEY_STRIDE, HEAD_DIM, GROUP, NUM_KV_HEADS, BLOCK_SIZE,
+    Q, Q_TOKEN, Q_HEAD, K, V, K_TOKEN, K_HEAD, NUM_TOKENS, SLOTS,
+    KV, BLOCK_STRIDE, KEY_AT, VALUE_AT, KEY_STRIDE, HEAD_DIM, GROUP, NUM_KV_HEADS, HEADS_AT_ONCE, BLOCK_SIZE,
     TILES, TABLES, TABLE_STRIDE, LIMITS, OUT, OUT_TOKEN, OUT_HEAD, SCRATCH, SCRATCH_STRIDE, SCALE,
-) = range(_A, _A + 22)  # fmt: skip
-NUM_ARGUMENTS = _A + 22
+    NUM_WRITES, NUM_WRITTEN,
+) = range(_A, _A + 31)  # fmt: skip
+NUM_ARGUMENTS = _A + 31
 TILE_FIELDS = 4  # row of the block tables, first fed token, first pair counted from it, number of pairs
+TOKENS_PER_WRITE = 16
 
 
 def scratch_floats(max_keys: int, head_dim: int) -> int:
-    """Floats of work space that one thread needs for sequences of up to max_keys tokens."""
+    """Floats of work space that one thread needs for one head and sequences of up to max_keys tokens."""
     return LANES * (2 * head_dim + max_keys + 2)
 
 
 @njit(nogil=True, error_model="numpy")
 def _load_queries(a, tile, head, queries, limits, lane_limits):  # noqa: ANN001, ANN202 - compiled, int64 throughout
-    """Transpose a tile's queries to [head_dim, lane], scaled; returns the longest of the lanes' visible lengths."""
+    """Transpose a tile's queries to [head_dim, lane], scaled; returns the longest of the lanes' visible lengths.
+
+    Lanes beyond the tile keep what an earlier one left: nobody reads what becomes of them.
+    """
     head_dim, group = a[HEAD_DIM], a[GROUP]
     q = carray(as_pointer(a[Q]), (1 << 40,), np.float32)
     scale = np.float32(a[SCALE] * 2.0**-32)
     longest = np.int64(0)
-    for lane in range(LANES):
+    for lane in range(tile[3]):
         pair = tile[2] + lane
-        if lane < tile[3]:
-            token = np.int64(tile[1]) + pair // group
-            at = token * a[Q_TOKEN] + (head * group + pair % group) * a[Q_HEAD]
-            for d in range(head_dim):
-                queries[d * LANES + lane] = q[at + d] * scale
-            lane_limits[lane] = limits[token]
-            longest = max(longest, np.int64(limits[token]))
-        else:
-            for d in range(head_dim):
-                queries[d * LANES + lane] = np.float32(0.0)
-            lane_limits[lane] = 0
+        token = np.int64(tile[1]) + pair // group
+        at = token * a[Q_TOKEN] + (head * group + pair % group) * a[Q_HEAD]
+        for d in range(head_dim):
+            queries[d * LANES + lane] = q[at + d] * scale
+        lane_limits[lane] = limits[token]
+        longest = max(longest, np.int64(limits[token]))
     return longest
 
 
-@njit(nogil=True, error_model="numpy")
-def _softmax(scores, lane_limits, shortest, longest, peaks, sums):  # noqa: ANN001, ANN202 - compiled
-    """Turn scores [key, lane] into unnormalised weights, lane by lane; keys a lane does not see get weight 0."""
-    for lane in range(LANES):
-        peaks[lane] = -np.inf
-        sums[lane] = np.float32(0.0)
-    for s in range(shortest):
-        for lane in range(LANES):
-            value = scores[s * LANES + lane]
-            peaks[lane] = peaks[lane] if value < peaks[lane] else value
-    for s in range(shortest, longest):
-        for lane in range(LANES):
-            if s < lane_limits[lane]:
+def _make_softmax(width):  # noqa: ANN001, ANN202 - compiled; a constant width lets the compiler use whole vectors
+    @njit(nogil=True, error_model="numpy")
+    def softmax(scores, lane_limits, shortest, longest, peaks, sums):  # noqa: ANN001, ANN202
+        for lane in range(width):
+            peaks[lane] = -np.inf
+            sums[lane] = np.float32(0.0)
+        for s in range(shortest):
+            for lane in range(width):
                 value = scores[s * LANES + lane]
                 peaks[lane] = peaks[lane] if value < peaks[lane] else value
-    for s in range(shortest):
-        for lane in range(LANES):
-            weight = exp32(scores[s * LANES + lane] - peaks[lane])
-            scores[s * LANES + lane] = weight
-            sums[lane] += weight
-    for s in range(shortest, longest):
-        for lane in range(LANES):
-            weight = np.float32(0.0)
-            if s < lane_limits[lane]:
+        for s in range(shortest, longest):
+            for lane in range(width):
+                if s < lane_limits[lane]:
+                    value = scores[s * LANES + lane]
+                    peaks[lane] = peaks[lane] if value < peaks[lane] else value
+        for s in range(shortest):
+            for lane in range(width):
                 weight = exp32(scores[s * LANES + lane] - peaks[lane])
-            scores[s * LANES + lane] = weight
-            sums[lane] += weight
+                scores[s * LANES + lane] = weight
+                sums[lane] += weight
+        for s in range(shortest, longest):
+            for lane in range(width):
+                weight = np.float32(0.0)
+                if s < lane_limits[lane]:
+                    weight = exp32(scores[s * LANES + lane] - peaks[lane])
+                scores[s * LANES + lane] = weight
+                sums[lane] += weight
+
+    return softmax
+
+
+# Turn scores [key, lane] into unnormalised weights, lane by lane; keys that a lane does not see get weight 0.
+_softmax_4, _softmax_8, _softmax_16 = _make_softmax(4), _make_softmax(8), _make_softmax(16)
 
 
 @njit(nogil=True, error_model="numpy")
-def _prefetch(start, a):  # noqa: ANN001, ANN202 - compiled
-    """Ask for one head's part of a page: the hardware does not guess the jump from page to page."""
-    for row in range(a[BLOCK_SIZE]):
-        for line in range(0, 4 * a[HEAD_DIM], 64):
-            prefetch(start + 4 * row * a[KEY_STRIDE] + line)
+def _page(a, table, page, at, head):  # noqa: ANN001, ANN202 - compiled
+    """Address of one head's keys (at = KEY_AT) or values (VALUE_AT) in a page of the row."""
+    return a[KV] + 4 * (np.int64(table[page]) * a[BLOCK_STRIDE] + a[at] + head * a[HEAD_DIM])
 
 
 @njit(nogil=True, error_model="numpy")
-def _attend_tile(a, tile, head, slot):  # noqa: ANN001, ANN202 - compiled
-    """One task: scores page by page, softmax, weighted values page by page, then the division by the sum."""
+def _attend_tile(a, tile, first_head, num_heads, slot):  # noqa: ANN001, ANN202 - compiled
+    """Some heads of one tile: scores page by page, softmax, weighted values page by page, division by the sum.
+
+    Page by page for all heads, because their keys of one page lie together.
+    """
     head_dim, block_size, stride = a[HEAD_DIM], a[BLOCK_SIZE], a[KEY_STRIDE]
     base = a[SCRATCH] + 4 * slot * a[SCRATCH_STRIDE]
     scratch = carray(as_pointer(base), (a[SCRATCH_STRIDE],), np.float32)
-    queries, peaks = scratch[: LANES * head_dim], scratch[LANES * head_dim : LANES * (head_dim + 1)]
-    sums = scratch[LANES * (head_dim + 1) : LANES * (head_dim + 2)]
-    results_at = LANES * (head_dim + 2)
-    scores_at = results_at + LANES * head_dim
-    results, scores = scratch[results_at:scores_at], scratch[scores_at:]
     limits = carray(as_pointer(a[LIMITS]), (1 << 40,), np.int32)
+    table = carray(as_pointer(a[TABLES] + 4 * tile[0] * a[TABLE_STRIDE]), (a[TABLE_STRIDE],), np.int32)
     lane_limits = np.zeros(LANES, np.int32)
-    longest = _load_queries(a, tile, head, queries, limits, lane_limits)
+    longest = np.int64(0)
+    size = a[SCRATCH_STRIDE] // a[HEADS_AT_ONCE]
+    sums_at, results_at = LANES * (head_dim + 1), LANES * (head_dim + 2)
+    scores_at = results_at + LANES * head_dim
+    for index in range(num_heads):
+        longest = _load_queries(a, tile, first_head + index, scratch[index * size :], limits, lane_limits)
     shortest = longest
     for lane in range(tile[3]):
         shortest = min(shortest, np.int64(lane_limits[lane]))
-    table = carray(as_pointer(a[TABLES] + 4 * tile[0] * a[TABLE_STRIDE]), (a[TABLE_STRIDE],), np.int32)
     num_pages = (longest + block_size - 1) // block_size
     for page in range(num_pages):
-        keys = a[KV] + 4 * (np.int64(table[page]) * a[BLOCK_STRIDE] + a[KEY_AT] + head * head_dim)
         num_keys = min(block_size, (longest - page * block_size + 7) // 8 * 8)
-        if page + 1 < num_pages:
-            _prefetch(a[KV] + 4 * (np.int64(table[page + 1]) * a[BLOCK_STRIDE] + a[KEY_AT] + head * head_dim), a)
-        score_keys(base, keys, stride, num_keys, head_dim, base + 4 * (scores_at + page * block_size * LANES))
-    _softmax(scores, lane_limits, shortest, longest, peaks, sums)
-    results[:] = np.float32(0.0)
+        # The hardware does not guess the jump from page to page.
+        following = _page(a, table, page + 1, KEY_AT, 0) if page + 1 < num_pages else _page(a, table, 0, VALUE_AT, 0)
+        for index in range(num_heads):
+            mine = base + 4 * index * size
+            keys = _page(a, table, page, KEY_AT, first_head + index)
+            scores_to = mine + 4 * (scores_at + page * block_size * LANES)
+            ahead = following + 4 * index * block_size * head_dim
+            score_keys(mine, keys, stride, num_keys, head_dim, scores_to, ahead)
+    for index in range(num_heads):
+        scores = scratch[index * size + scores_at : (index + 1) * size]
+        peaks = scratch[index * size + LANES * head_dim : index * size + sums_at]
+        sums = scratch[index * size + sums_at : index * size + results_at]
+        if tile[3] <= 4:
+            _softmax_4(scores, lane_limits, shortest, longest, peaks, sums)
+        elif tile[3] <= 8:
+            _softmax_8(scores, lane_limits, shortest, longest, peaks, sums)
+        else:
+            _softmax_16(scores, lane_limits, shortest, longest, peaks, sums)
+        scratch[index * size + results_at : index * size + scores_at] = np.float32(0.0)
     for page in range(num_pages):
-        values = a[KV] + 4 * (np.int64(table[page]) * a[BLOCK_STRIDE] + a[VALUE_AT] + head * head_dim)
         num_keys = min(block_size, longest - page * block_size)
-        if page + 1 < num_pages:
-            _prefetch(a[KV] + 4 * (np.int64(table[page + 1]) * a[BLOCK_STRIDE] + a[VALUE_AT] + head * head_dim), a)
-        weights = base + 4 * (scores_at + page * block_size * LANES)
-        for lane in range(0, tile[3], 2):
-            to = base + 4 * (results_at + lane * head_dim)
-            if head_dim % (4 * LANES) == 0:
-                add_values_by_4(weights + 4 * lane, values, stride, num_keys, head_dim // LANES, to)
-            else:
-                add_values_by_1(weights + 4 * lane, values, stride, num_keys, head_dim // LANES, to)
+        following = _page(a, table, min(page + 1, num_pages - 1), VALUE_AT, 0)
+        for index in range(num_heads):
+            mine = base + 4 * index * size
+            values = _page(a, table, page, VALUE_AT, first_head + index)
+            weights = mine + 4 * (scores_at + page * block_size * LANES)
+            ahead = following + 4 * index * block_size * head_dim
+            for lane in range(0, tile[3], 2):
+                to = mine + 4 * (results_at + lane * head_dim)
+                if head_dim % (4 * LANES) == 0:
+                    add_values_by_4(weights + 4 * lane, values, stride, num_keys, head_dim // LANES, to, ahead)
+                else:
+                    add_values_by_1(weights + 4 * lane, values, stride, num_keys, head_dim // LANES, to, ahead)
+    for index in range(num_heads):
+        results = scratch[index * size + results_at : index * size + scores_at]
+        _store(a, tile, first_head + index, results, scratch[index * size + sums_at : index * size + results_at])
+
+
+@njit(nogil=True, error_model="numpy")
+def _store(a, tile, head, results, sums):  # noqa: ANN001, ANN202 - compiled
+    """Divide by the sums of the weights and put the results in their places."""
     out = carray(as_pointer(a[OUT]), (1 << 40,), np.float32)
     for lane in range(tile[3]):
         pair = tile[2] + lane
         token = np.int64(tile[1]) + pair // a[GROUP]
         at = token * a[OUT_TOKEN] + (head * a[GROUP] + pair % a[GROUP]) * a[OUT_HEAD]
-        for d in range(head_dim):
-            out[at + d] = results[lane * head_dim + d] / sums[lane]
+        for d in range(a[HEAD_DIM]):
+            out[at + d] = results[lane * a[HEAD_DIM] + d] / sums[lane]
+
+
+@njit(nogil=True, error_model="numpy")
+def _write(a, first, last):  # noqa: ANN001, ANN202 - compiled
+    """Copy keys and values of some fed tokens to their slots."""
+    k = carray(as_pointer(a[K]), (1 << 40,), np.float32)
+    v = carray(as_pointer(a[V]), (1 << 40,), np.float32)
+    kv = carray(as_pointer(a[KV]), (1 << 40,), np.float32)
+    slots = carray(as_pointer(a[SLOTS]), (a[NUM_TOKENS],), np.int64)
+    dim = a[HEAD_DIM]
+    for t in range(first, last):
+        block, offset = slots[t] // a[BLOCK_SIZE], slots[t] % a[BLOCK_SIZE]
+        to = block * a[BLOCK_STRIDE] + offset * a[KEY_STRIDE]
+        for head in range(a[NUM_KV_HEADS]):
+            source = t * a[K_TOKEN] + head * a[K_HEAD]
+            for d in range(dim):
+                kv[to + a[KEY_AT] + head * dim + d] = k[source + d]
+                kv[to + a[VALUE_AT] + head * dim + d] = v[source + d]
 
 
 @team.compiled
 def attend(raw) -> None:  # noqa: ANN001 - compiled
-    """Attention of all fed tokens in one layer."""
+    """One layer: put the fed tokens' keys and values into their slots, then attend.
+
+    The first tasks write. They are drawn before all others, so whoever draws another one waits for threads at work.
+    """
     a = carray(raw, (NUM_ARGUMENTS,), np.int64)
     address = a.ctypes.data
-    slot = fetch_add(address + 8 * team.SLOT)
+    slot = fetch_add(address + 8 * team.SLOT, 1)
+    written = False
+    heads_at_once = a[HEADS_AT_ONCE]
+    parts = a[NUM_KV_HEADS] // heads_at_once
     while True:
-        task = fetch_add(address + 8 * team.NEXT)
+        task = fetch_add(address + 8 * team.NEXT, 1)
         if task >= a[team.NUM_TASKS]:
             break
-        number = task // a[NUM_KV_HEADS]
-        tile = carray(as_pointer(a[TILES] + 4 * TILE_FIELDS * number), (TILE_FIELDS,), np.int32)
-        _attend_tile(a, tile, task % a[NUM_KV_HEADS], slot)
-
-
-(
-    W_K, W_V, W_TOKEN, W_HEAD, W_KV, W_BLOCK_STRIDE, W_KEY_AT, W_VALUE_AT, W_KEY_STRIDE,
-    W_HEADS, W_DIM, W_BLOCK, W_SLOTS, W_T,
-) = range(_A, _A + 14)  # fmt: skip
-NUM_WRITE_ARGUMENTS = _A + 14
-
-
-@team.compiled
-def write(raw) -> None:  # noqa: ANN001 - compiled
-    """Copy keys and values of fed tokens to their slots; a task is 16 tokens."""
-    a = carray(raw, (NUM_WRITE_ARGUMENTS,), np.int64)
-    k = carray(as_pointer(a[W_K]), (1 << 40,), np.float32)
-    v = carray(as_pointer(a[W_V]), (1 << 40,), np.float32)
-    kv = carray(as_pointer(a[W_KV]), (1 << 40,), np.float32)
-    slots = carray(as_pointer(a[W_SLOTS]), (a[W_T],), np.int64)
-    dim = a[W_DIM]
-    while True:
-        task = fetch_add(a.ctypes.data + 8 * team.NEXT)
-        if task >= a[team.NUM_TASKS]:
-            break
-        for t in range(task * 16, min(a[W_T], (task + 1) * 16)):
-            block, offset = slots[t] // a[W_BLOCK], slots[t] % a[W_BLOCK]
-            to = block * a[W_BLOCK_STRIDE] + offset * a[W_KEY_STRIDE]
-            for head in range(a[W_HEADS]):
-                source = t * a[W_TOKEN] + head * a[W_HEAD]
-                for d in range(dim):
-                    kv[to + a[W_KEY_AT] + head * dim + d] = k[source + d]
-                    kv[to + a[W_VALUE_AT] + head * dim + d] = v[source + d]
+        if task < a[NUM_WRITES]:
+            _write(a, task * TOKENS_PER_WRITE, min(a[NUM_TOKENS], (task + 1) * TOKENS_PER_WRITE))
+            fetch_add(address + 8 * NUM_WRITTEN, 1)
+            continue
+        while not written:
+            written = fetch_add(address + 8 * NUM_WRITTEN, 0) == a[NUM_WRITES]
+        task -= a[NUM_WRITES]
+        tile = carray(as_pointer(a[TILES] + 4 * TILE_FIELDS * (task // parts)), (TILE_FIELDS,), np.int32)
+        _attend_tile(a, tile, task % parts * heads_at_once, heads_at_once, slot)

@@ -37,14 +37,14 @@ def as_pointer(typingctx: Any, address: Any) -> Any:
 
 
 @intrinsic
-def fetch_add(typingctx: Any, address: Any) -> Any:
-    """Add one to the int64 at an address, atomically; returns the value before."""
+def fetch_add(typingctx: Any, address: Any, amount: Any) -> Any:
+    """Add to the int64 at an address, atomically; returns the value before. Orders all other reads and writes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], _I64.as_pointer())
-        return builder.atomic_rmw("add", pointer, ir.Constant(_I64, 1), "monotonic")
+        return builder.atomic_rmw("add", pointer, args[1], "acq_rel")
 
-    return types.int64(types.int64), codegen
+    return types.int64(types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -137,18 +137,12 @@ def _store(builder: Any, value: Any, base: Any, offset: Any) -> None:
     builder.store(value, pointer).align = 4
 
 
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at an address; harmless wherever it points."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(call, [pointer, ir.Constant(_I32, 0), ir.Constant(_I32, 2), ir.Constant(_I32, 1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+def _prefetch(builder: Any, base: Any, offset: Any) -> None:
+    """Ask for the cache line of a float; harmless wherever it points."""
+    pointer = builder.bitcast(builder.gep(base, [offset]), ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+    call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(call, [pointer, ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)])
 
 
 _KEYS_AT_ONCE = 8
@@ -156,17 +150,19 @@ _KEYS_AT_ONCE = 8
 
 @intrinsic
 def score_keys(
-    typingctx: Any, queries: Any, keys: Any, key_stride: Any, num_keys: Any, head_dim: Any, scores: Any
+    typingctx: Any, queries: Any, keys: Any, key_stride: Any, num_keys: Any, head_dim: Any, scores: Any, ahead: Any
 ) -> Any:
     """scores[s, lane] = sum over d, in rising order, of queries[d, lane] * keys[s * key_stride + d].
 
     All int64: addresses of float32 (`queries` [head_dim, 16], `scores` [num_keys, 16]) and counts. num_keys must be a
     multiple of 8; what lies behind the last true key must be readable, its scores are to be masked by the caller.
+    `ahead` is where num_keys * head_dim floats begin that will be needed soon: their lines are asked for between the
+    products, because a burst of requests would block the loads, and in order, so that the hardware joins in.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _F32.as_pointer()
-        queries, keys, scores = (builder.inttoptr(args[i], pointer) for i in (0, 1, 5))
+        queries, keys, scores, ahead = (builder.inttoptr(args[i], pointer) for i in (0, 1, 5, 6))
         stride, num_keys, head_dim = args[2], args[3], args[4]
         num_groups = builder.udiv(num_keys, ir.Constant(_I64, _KEYS_AT_ONCE))
         group, outer, outer_end, _ = _loop(builder, num_groups, "keys")
@@ -181,6 +177,8 @@ def score_keys(
         for total in sums:
             total.add_incoming(zero, entry)
         q = _load(builder, queries, builder.mul(d, ir.Constant(_I64, LANES)), _VEC)
+        step = builder.add(builder.mul(group, head_dim), d)
+        _prefetch(builder, ahead, builder.mul(step, ir.Constant(_I64, _KEYS_AT_ONCE)))
         grown = [
             _fma(builder, q, _splat(builder, _load(builder, row, d, _F32)), total)
             for row, total in zip(rows, sums, strict=True)
@@ -194,17 +192,24 @@ def score_keys(
         _close(builder, group, num_groups, outer_end, outer)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6), codegen
+    return types.void(*[types.int64] * 7), codegen
 
 
 def _values_intrinsic(num_parts_at_once: int) -> Any:
     @intrinsic
     def add_values(
-        typingctx: Any, weights: Any, values: Any, value_stride: Any, num_keys: Any, num_parts: Any, out: Any
+        typingctx: Any,
+        weights: Any,
+        values: Any,
+        value_stride: Any,
+        num_keys: Any,
+        num_parts: Any,
+        out: Any,
+        ahead: Any,
     ) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = _F32.as_pointer()
-            weights, values, out = (builder.inttoptr(args[i], pointer) for i in (0, 1, 5))
+            weights, values, out, ahead = (builder.inttoptr(args[i], pointer) for i in (0, 1, 5, 6))
             stride, num_keys, num_parts = args[2], args[3], args[4]
             width = builder.mul(num_parts, ir.Constant(_I64, LANES))
             num_groups = builder.udiv(num_parts, ir.Constant(_I64, num_parts_at_once))
@@ -225,6 +230,8 @@ def _values_intrinsic(num_parts_at_once: int) -> Any:
             ]
             base = builder.mul(s, stride)
             row_values = [_load(builder, values, builder.add(base, column), _VEC) for column in columns]
+            for column in columns:
+                _prefetch(builder, ahead, builder.add(builder.mul(s, width), column))
             grown = [
                 [_fma(builder, weight, value, total) for value, total in zip(row_values, row, strict=True)]
                 for weight, row in zip(lane_weights, totals, strict=True)
@@ -239,13 +246,13 @@ def _values_intrinsic(num_parts_at_once: int) -> Any:
             _close(builder, group, num_groups, outer_end, outer)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), codegen
+        return types.void(*[types.int64] * 7), codegen
 
     return add_values
 
 
 # For two neighbouring lanes j = 0, 1 and all 16 * num_parts columns of a head:
 #   out[j, d] += sum over s, in rising order, of weights[16 * s + j] * values[s * value_stride + d]
-# All arguments int64: addresses of float32, and counts. The first form wants num_parts to be a multiple of 4.
+# All arguments int64: addresses of float32, and counts; `ahead` as above. The first form wants num_parts to be a multiple of 4.
 add_values_by_4 = _values_intrinsic(4)
 add_values_by_1 = _values_intrinsic(1)

@@ -60,6 +60,7 @@ class BackendDeps:
 
     num_heads: int
     num_kv_heads: int
+    head_dim: int
     block_size: int
     num_threads: int
 
@@ -98,6 +99,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
     deps = BackendDeps(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
         block_size=BLOCK_SIZE,
         num_threads=num_threads,
     )

@@ -31,8 +31,7 @@ class ModelRunner:
         plan = self._attention.plan(inputs.attention)
 
         def attend(layer: int, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor) -> Tensor:
-            self._attention.write_kv(k_TGH, v_TGH, self._kv, plan, layer)
-            return self._attention.forward(q_TNH, self._kv, plan, layer)
+            return self._attention.attend(q_TNH, k_TGH, v_TGH, self._kv, plan, layer)
 
         with torch.inference_mode():
             return self._model.forward(inputs.tokens_T, inputs.positions_T, attend)
