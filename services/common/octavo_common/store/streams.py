@@ -32,7 +32,13 @@ _BY_OWNER = text(_OWNED + "where j.stream_owner = :owner and j.ended_at is null"
     bindparam("owner", type_=Uuid())
 )
 _BY_IDS = text(_OWNED + "where j.id = any(:ids)").bindparams(bindparam("ids", type_=ARRAY(Uuid())))
-_SUSPECT = text("update processes set suspected_at = now() where id = :id").bindparams(bindparam("id", type_=Uuid()))
+_SUSPECT = text(
+    """
+    update processes set suspected_at = now() where id = (
+      select worker_id from jobs where id = :id and stream_owner = :owner and fence = :fence
+        and state in ('assigned','running'))
+    """
+).bindparams(bindparam("id", type_=Uuid()), bindparam("owner", type_=Uuid()))
 
 
 class StreamStore(Store):
@@ -63,11 +69,13 @@ class StreamStore(Store):
             return transitions.resume(core, fence=fence, owner=owner, emitted_ids=sent, facts=facts)
 
         async with self._transaction() as connection:
+            if worker_dead:
+                # Before the job's row: heartbeats lock processes first, too.
+                await connection.execute(_SUSPECT, {"id": job_id, "owner": owner, "fence": fence})
             _, decision = await change(connection, job_id, rule)
             if decision is None:
+                await connection.rollback()
                 return None
-            if worker_dead and decision.before.worker_id is not None:
-                await connection.execute(_SUSPECT, {"id": decision.before.worker_id})
             return await _read(connection, job_id)
 
     async def adopt(self, job_id: UUID, *, owner: UUID, tenant: str | None, emitted_ids: Sequence[int]) -> Job:
