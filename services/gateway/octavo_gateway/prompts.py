@@ -19,8 +19,8 @@ from octavo_common.errors import InvalidArgument, NotFound, OctavoError, PromptT
 from octavo_common.jobs.model import Job
 from octavo_common.jobs.spec import GenerationSpec, ModelCard
 from octavo_common.store import ArtifactStore
+from octavo_common.text.answers import answer_stream, lead_text
 from octavo_common.text.bundle import TokenizerBundle
-from octavo_common.text.stream import TextStream
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_gateway.validation import ChatPrompt, Prompt, TextPrompt, ValidRequest
 
@@ -162,9 +162,8 @@ def check_vocabulary(ids: Sequence[int], card: ModelCard, param: str) -> None:
 
 
 def _num_chars(tokenizer: Tokenizer, spec: GenerationSpec, prompt: Sequence[int], ids: Sequence[int]) -> int:
-    stream = TextStream(tokenizer, spec.stop, mid_text=spec.echo)
-    num_chars = len(stream.replay(ids).text)
-    return num_chars + (len(tokenizer.decode(prompt)) if spec.echo else 0)
+    num_chars = len(answer_stream(tokenizer, spec, prompt).replay(ids).text)
+    return num_chars + len(lead_text(tokenizer, spec, prompt))
 
 
 def _close_tokenizer(loading: asyncio.Future[Tokenizer]) -> None:

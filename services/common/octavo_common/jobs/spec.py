@@ -26,7 +26,7 @@ class GenerationSpec:
     ignore_eos: bool = False
     # The answer's text begins with the prompt's.
     echo: bool = False
-    # chat or text_completion: only for telemetry.
+    # chat or text_completion. The answer to a raw prompt continues its text, that to a chat opens one.
     operation: str = "text_completion"
 
     def to_json(self) -> dict[str, Any]:

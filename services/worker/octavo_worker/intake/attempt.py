@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from octavo_common.jobs.model import Claimed, Held, Job
 from octavo_common.jobs.spec import FinishReason, GenerationResult, GenerationSpec, UsageRecord
+from octavo_common.text.answers import answer_stream, lead_text
 from octavo_common.text.stream import Released, TextStream
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.engine.types import Delta, Request, SamplingParams
@@ -108,10 +109,13 @@ class Attempt:
             self.first_step_s = began_s
 
     def result(self, reason: FinishReason) -> GenerationResult:
-        """The result, of released tokens only: after a stop string the later ones never were."""
-        return GenerationResult(
-            token_ids=tuple(self.log.ids), text=self.log.text, finish_reason=reason, usage=self._usage()
-        )
+        """The result, of released tokens only: after a stop string the later ones never were.
+
+        Call it when the text has ended. The stream knows it better than the log where a stop string turns out to begin
+        in a token that an earlier attempt let go: the log keeps what readers got, the result is cut.
+        """
+        text = self.log.lead_text + self.stream.text
+        return GenerationResult(token_ids=tuple(self.log.ids), text=text, finish_reason=reason, usage=self._usage())
 
     def _usage(self) -> UsageRecord:
         return UsageRecord(
@@ -140,12 +144,11 @@ def new_attempt(
 ) -> Attempt:
     """An attempt whose log is empty yet."""
     job = claimed.job
-    lead_text = tokenizer.decode(job.prompt_ids) if spec.echo else ""
     return Attempt(
         claimed=claimed,
         spec=spec,
-        log=JobLog(job.id, job.fence, lead_text=lead_text),
-        stream=TextStream(tokenizer, spec.stop, mid_text=spec.echo),
+        log=JobLog(job.id, job.fence, lead_text=lead_text(tokenizer, spec, job.prompt_ids)),
+        stream=answer_stream(tokenizer, spec, job.prompt_ids),
         trace=trace,
         claimed_s=now,
     )

@@ -1,0 +1,85 @@
+"""The result of an attempt has the text that its log gave out, unless a stop string cuts what an earlier one let go."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+from fakes.small_tokenizers import MAKERS, bundle_of
+
+from octavo_common.jobs.model import Claimed, Job, JobState
+from octavo_common.jobs.spec import GenerationSpec
+from octavo_common.text.tokenizer import Tokenizer
+from octavo_worker.intake.attempt import Attempt, new_attempt
+
+SPEC = GenerationSpec(temperature=0.0, top_k=0, top_p=1.0, seed=1, max_tokens=64)
+
+
+@pytest.fixture(scope="module", params=sorted(MAKERS))
+def tokenizer(request) -> Tokenizer:
+    return Tokenizer(bundle_of(MAKERS[request.param]()))
+
+
+def attempt_of(tokenizer: Tokenizer, spec: GenerationSpec, emitted: tuple[int, ...] = ()) -> Attempt:
+    values = dict.fromkeys(Job.__dataclass_fields__)
+    values.update(
+        id=uuid4(),
+        fence=1,
+        state=JobState.RUNNING,
+        prompt_ids=tuple(tokenizer.encode("The quick")),
+        emitted_ids=emitted,
+        total_losses=0,
+        numerics_changed=False,
+        created_at=datetime.fromtimestamp(0, UTC),
+    )
+    claimed = Claimed(job=Job(**values), deadline_in_s=None, age_s=0.0)
+    return new_attempt(claimed, spec, tokenizer=tokenizer, trace=SimpleNamespace(), now=0.0)
+
+
+@pytest.mark.parametrize("stop", [(), ("jumps",), ("x j",), ("never",)])
+@pytest.mark.parametrize("echo", [False, True])
+def test_result_and_log_have_one_text_wherever_the_job_moved(tokenizer, stop, echo):
+    spec = dataclasses.replace(SPEC, stop=stop, echo=echo)
+    answer = tokenizer.encode("brown fox jumps over é the lazy dog", add_special=False)
+    whole = run(attempt_of(tokenizer, spec), answer)
+    for num_sent in range(len(whole.token_ids)):
+        first = attempt_of(tokenizer, spec)
+        first.push(answer[:num_sent], 0.0)
+        sent = tuple(first.log.ids)
+        second = attempt_of(tokenizer, spec, sent)
+        assert not second.replay()
+        result = run(second, answer[len(sent) :])
+        assert (result.token_ids, result.text) == (whole.token_ids, whole.text)
+        assert second.log.text == result.text
+
+
+def run(attempt: Attempt, answer: list[int]):
+    stopped = False
+    for token in answer:
+        stopped = attempt.push([token], 0.0)
+        if stopped:
+            break
+    stopped = stopped or attempt.finish_text()
+    assert attempt.log.text == attempt.result("stop").text
+    return attempt.result("stop" if stopped else "length")
+
+
+def test_a_stop_string_that_began_in_tokens_let_go_earlier_cuts_the_result(tokenizer):
+    spec = dataclasses.replace(SPEC, stop=("quick brown",))
+    # A reader claims tokens in which the stop string begins: nobody released them, but it has them.
+    space = " " if tokenizer.pieces.form.byte_level else ""
+    sent, rest = (tuple(tokenizer.encode(text, add_special=False)) for text in ("so quick", f"{space}brown fox"))
+    attempt = attempt_of(tokenizer, spec, sent)
+    assert not attempt.replay()
+    text = attempt.log.text
+    for token in rest:
+        if attempt.push([token], 0.0):
+            break
+    else:
+        pytest.fail("the stop string was not found")
+    assert "quick" in text
+    assert attempt.result("stop").text.strip() == "so"
+    assert attempt.result("stop").token_ids[: len(sent)] == sent
