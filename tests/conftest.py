@@ -1,4 +1,4 @@
-"""Fixtures that all tests may use: a real Postgres for the session, a fresh migrated database for each test."""
+"""Fixtures that all tests may use: a real Postgres for the session, a migrated database for each test, a model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from plugins_models import demo_model_path
 from psycopg import sql
 from sqlalchemy import make_url
 
 from octavo_common.db.embedded import EmbeddedPostgres
 from octavo_common.db.migrate import upgrade
 
+__all__ = ["demo_model_path"]
 _numbers = count()
 
 

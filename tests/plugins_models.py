@@ -1,4 +1,4 @@
-"""The demo model for tests, fetched once into the clone's own data directory. Import the fixture into a conftest.py."""
+"""The demo model for tests, fetched once into the clone's own data directory. tests/conftest.py gives it to all."""
 
 from __future__ import annotations
 

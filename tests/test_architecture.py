@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,12 @@ def test_few_files_are_longer_than_the_soft_limit() -> None:
     files = _files()
     long = [str(p.relative_to(ROOT)) for p in files if len(p.read_text().splitlines()) > 250]
     assert len(long) <= len(files) // 10, long
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """Folders of tests are no packages, so two files of one name cannot be collected in one run."""
+    names = Counter(p.name for p in (ROOT / "tests").rglob("*.py") if p.name not in ("conftest.py", "__init__.py"))
+    assert [name for name, num_files in names.items() if num_files > 1] == []
 
 
 def test_importing_a_module_has_no_side_effects() -> None:

@@ -14,8 +14,6 @@ import psutil
 import pytest
 
 from octavo_cli.supervisor.plan import MARK
-from octavo_common.models.catalog import CATALOG, DEFAULT_MODEL
-from octavo_common.models.fetch import FetchFailed, fetch
 
 START_TIMEOUT_S = 240
 
@@ -74,24 +72,11 @@ class Octavo:
         return "\n".join(f"== {file.name}\n" + "\n".join(file.read_text().splitlines()[-8:]) for file in files)
 
 
-@pytest.fixture(scope="session")
-def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the demo model, the clone's own if it is there."""
-    home = Path(__file__).parents[2] / ".octavo"
-    file = home / "models" / DEFAULT_MODEL / CATALOG[DEFAULT_MODEL].file_name
-    if not file.is_file():
-        home = tmp_path_factory.mktemp("models")
-    try:
-        fetch(DEFAULT_MODEL, data_dir=home)
-    except FetchFailed as error:
-        pytest.skip(f"the demo model cannot be fetched here: {error.message}")
-    return home / "models"
-
-
 @pytest.fixture(scope="module")
-def octavo(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[Octavo]:
+def octavo(tmp_path_factory: pytest.TempPathFactory, demo_model_path: Path) -> Iterator[Octavo]:
     data_dir = tmp_path_factory.mktemp("platform").resolve()
-    (data_dir / "models").symlink_to(demo_model)
+    # models/<name>/<file>: nothing is fetched again.
+    (data_dir / "models").symlink_to(demo_model_path.parents[1])
     platform = Octavo(data_dir)
     try:
         yield platform

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from gateway_world import World
+from fakes.gateway_world import World
 
 from octavo_common.db.engine import connect
 from octavo_common.settings import CommonSettings

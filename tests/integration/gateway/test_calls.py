@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from gateway_world import Client, World, error_of, generation
+from fakes.gateway_world import Client, World, error_of, generation
 
 from octavo.v1 import gateway_pb2, jobs_pb2
 from octavo_common.jobs.model import JobState, TenantLimits

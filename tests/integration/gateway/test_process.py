@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from gateway_world import Client, World
-from scripted_worker import TOKEN
+from fakes.gateway_world import Client, World
+from fakes.scripted_worker import TOKEN
 
 pytestmark = pytest.mark.db
 DETACH = 2

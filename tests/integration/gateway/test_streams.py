@@ -6,8 +6,8 @@ import asyncio
 
 import grpc
 import pytest
-from gateway_world import World, error_of
-from scripted_worker import text_of
+from fakes.gateway_world import World, error_of
+from fakes.scripted_worker import text_of
 
 from octavo.v1 import gateway_pb2
 from octavo_common.jobs.spec import JobFailure

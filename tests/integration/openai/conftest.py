@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "gateway"))
-
-from gateway_world import World
+from fakes.gateway_world import World
 from http_world import HttpWorld
 
 from octavo_common.db.engine import connect

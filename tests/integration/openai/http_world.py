@@ -10,8 +10,8 @@ from uuid import UUID
 
 import httpx
 import openai
-from gateway_world import RunningGateway, World
-from scripted_worker import ScriptedWorker
+from fakes.gateway_world import RunningGateway, World
+from fakes.scripted_worker import ScriptedWorker
 
 from octavo_gateway.http import HttpServer
 from octavo_gateway.openai.app import make_app

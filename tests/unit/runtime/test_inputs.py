@@ -1,4 +1,4 @@
-"""Plans become tensors: positions, slots, tables and wanted rows, against what the plan says; repetition is harmless."""
+"""Plans become tensors: positions, slots, tables and wanted rows, against what the plan says; repeating is harmless."""
 
 from __future__ import annotations
 

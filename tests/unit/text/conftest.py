@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests_text_support import MAKERS, bundle_of
+from fakes.small_tokenizers import MAKERS, bundle_of
 
 from octavo_common.text.tokenizer import Tokenizer
 

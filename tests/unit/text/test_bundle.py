@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests_text_support import byte_fallback_tokenizer, byte_level_tokenizer
+from fakes.small_tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
 from octavo_common.text.bundle import TokenizerBundle, UnsupportedTokenizer
 

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from fakes.small_tokenizers import byte_level_tokenizer
 from templates_text_support import CHATML, MISTRAL, TEMPLATES
-from tests_text_support import byte_level_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from octavo_common.errors import OctavoError

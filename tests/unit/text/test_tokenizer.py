@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from tests_text_support import MAKERS, bundle_of
+from fakes.small_tokenizers import MAKERS, bundle_of
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from octavo_common.errors import FailedPrecondition, InvalidArgument

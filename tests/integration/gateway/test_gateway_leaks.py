@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from gateway_world import World
+from fakes.gateway_world import World
 
 pytestmark = pytest.mark.db
 NUM_ROUNDS, NUM_CLIENTS = 5, 15

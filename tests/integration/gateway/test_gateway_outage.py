@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from gateway_world import World
+from fakes.gateway_world import World
 
 from octavo_common.db.embedded import EmbeddedPostgres
 from octavo_common.db.engine import connect

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import oracle, run
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,9 +14,6 @@ from octavo_worker.models.base import LoadedModel
 from octavo_worker.models.gguf import read_gguf
 from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, gguf_config
 from octavo_worker.models.registry import load_model
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "models"))
-from checkpoints import oracle, run
 
 LICENSE = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
 PROMPTS = [

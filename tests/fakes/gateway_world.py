@@ -13,11 +13,11 @@ from uuid import UUID
 
 import grpc
 from pydantic import SecretStr
-from scripted_worker import TOKEN, Script, ScriptedWorker, alphabet
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from fakes.scripted_worker import TOKEN, Script, ScriptedWorker, alphabet
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc, jobs_pb2_grpc
 from octavo_common import ids, store
 from octavo_common.clock import SystemClock
