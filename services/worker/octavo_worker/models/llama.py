@@ -109,18 +109,24 @@ def _read_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> _Lay
     def norm(name: str) -> RmsNorm:
         return RmsNorm(read_rows(checkpoint, [f"{prefix}{name}.weight"], (hidden,)), config.rms_eps)
 
-    def linear(names: list[str], rows: int, columns: int, bias: bool) -> Linear:
+    def linear(names: list[str], rows: int, columns: int, bias: bool, *, num_rotated: int = 0) -> Linear:
         weight = read_rows(checkpoint, [f"{prefix}{name}.weight" for name in names], (rows, columns))
-        if not bias:
-            return Linear(weight)
-        return Linear(weight, read_rows(checkpoint, [f"{prefix}{name}.bias" for name in names], (rows,)))
+        biases = read_rows(checkpoint, [f"{prefix}{name}.bias" for name in names], (rows,)) if bias else None
+        for part in (weight, biases):
+            if part is not None and num_rotated:
+                _interleave_(config, part, num_rotated)
+        return Linear(weight, biases)
 
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    qkv = linear([f"self_attn.{n}_proj" for n in "qkv"], q + 2 * kv, hidden, config.attention_bias)
-    _interleave_(config, qkv)
     return _Layer(
         attention_norm=norm("input_layernorm"),
-        qkv=qkv,
+        qkv=linear(
+            [f"self_attn.{n}_proj" for n in "qkv"],
+            q + 2 * kv,
+            hidden,
+            config.attention_bias,
+            num_rotated=config.num_heads + config.num_kv_heads,
+        ),
         out=linear(["self_attn.o_proj"], hidden, q, config.attention_bias),
         mlp_norm=norm("post_attention_layernorm"),
         gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], 2 * wide, hidden, config.mlp_bias),
@@ -128,13 +134,10 @@ def _read_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> _Lay
     )
 
 
-def _interleave_(config: ModelConfig, qkv: Linear) -> None:
-    """Put the two dims of each rotated pair of q and k side by side."""
-    num_heads = config.num_heads + config.num_kv_heads
-    for part in (qkv.weight, qkv.bias):
-        if part is not None:
-            rows = part[: num_heads * config.head_dim]
-            rows.copy_(interleave(rows, num_heads, config.head_dim, config.rope.dim))
+def _interleave_(config: ModelConfig, part: Tensor, num_rotated: int) -> None:
+    """Put the two dims of each rotated pair of the first heads (q's and k's) side by side."""
+    rows = part[: num_rotated * config.head_dim]
+    rows.copy_(interleave(rows, num_rotated, config.head_dim, config.rope.dim))
 
 
 def num_parameters(config: ModelConfig) -> int:
