@@ -1,0 +1,30 @@
+"""Nothing that was accepted is lost, whatever dies: one round for each fault. benchmarks/soak.py runs many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos_cluster import Cluster
+from chaos_faults import Faults
+from chaos_load import asks
+from chaos_rounds import DEADLY_REQUEST, Rounds
+from plugins_models import demo_model_path
+
+__all__ = ["demo_model_path"]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def rounds(demo_model_path: Path) -> Iterator[Rounds]:
+    """Two workers, two gateways, two schedulers, and what they answer when nothing is wrong."""
+    with Cluster(model=demo_model_path) as cluster:
+        yield Rounds(cluster, asks(max_tokens=48), model=demo_model_path)
+
+
+@pytest.mark.parametrize("fault", [*Faults.NAMES, DEADLY_REQUEST])
+def test_every_job_ends_once_with_the_tokens_of_an_undisturbed_run(rounds: Rounds, fault: str) -> None:
+    result = rounds.run(fault)
+    print(result.to_json())
+    assert result.troubles == []
