@@ -78,7 +78,7 @@ _STATEMENTS = (
     CREATE INDEX jobs_open_by_tenant ON jobs (tenant, state) WHERE ended_at is null
     """,
     """
-    CREATE INDEX jobs_queue ON jobs (model_digest, priority DESC, (fence > 0) DESC, created_at, id)
+    CREATE INDEX jobs_queue ON jobs (model_digest, (fence > 0) DESC, priority DESC, created_at, id)
     WHERE state = 'queued'
     """,
     """

@@ -21,7 +21,7 @@ from octavo_common.jobs.transitions import JOBS_CHANNEL
 from octavo_common.rpc.auth import TokenInterceptor
 from octavo_common.rpc.lifecycle import Lifecycle, advertised, serve
 from octavo_common.rpc.server import make_server
-from octavo_common.store import JobStore, Listener, PlacementStore, ProcessStore
+from octavo_common.store import Listener, PlacementStore, ProcessStore
 from octavo_common.telemetry import names, setup
 from octavo_common.telemetry.looplag import measure_loop_lag
 from octavo_common.telemetry.metrics_http import MetricsServer
@@ -59,7 +59,7 @@ async def _run(settings: SchedulerSettings, process_id: UUID, telemetry: setup.T
     listener = Listener(dsn, [JOBS_CHANNEL], clock)
     fleet = Fleet(clock)
     watch = WorkerWatch(fleet, token=token, clock=clock, on_change=listener.wake)
-    spans = PlacementSpans(telemetry.tracer, JobStore(engine)) if telemetry.exports_traces else NoSpans()
+    spans = PlacementSpans(telemetry.tracer) if telemetry.exports_traces else NoSpans()
     loop = PlacementLoop(
         store=PlacementStore(engine),
         listener=listener,
@@ -105,7 +105,6 @@ async def _run(settings: SchedulerSettings, process_id: UUID, telemetry: setup.T
     async def on_stop() -> None:
         await _end(tasks)
         await watch.close()
-        await spans.close()
         await metrics.stop()
         try:
             async with asyncio.timeout(1.0):

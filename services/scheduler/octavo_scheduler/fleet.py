@@ -1,7 +1,7 @@
 """What the scheduler believes about the workers between two looks at the table. No I/O.
 
-Remembers which prompts it sent where (a worker's own report comes with its heartbeat only), whose jobs they were, and
-which workers gave a sign of death: the table calls a worker alive for a whole lease after its last heartbeat.
+Remembers which prompts it sent where (a worker's own report comes with its heartbeat only), and which workers gave a
+sign of death: the table calls a worker alive for a whole lease after its last heartbeat.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from octavo_scheduler.placement import HeldJob, WorkerView
 HEARTBEAT_MARGIN_S = 0.25
 # So long a worker that was not heard of yet is waited for; then its row is believed.
 FIRST_CONTACT_S = 0.5
-# Jobs whose whereabouts are remembered; those of older ones cost a worse guess.
+# Jobs whose whereabouts are remembered; of older ones no sign of death is read.
 MAX_REMEMBERED = 10_000
 
 
@@ -54,7 +54,6 @@ class _Sent:
 class _Given:
     worker_id: UUID
     fence: int
-    fair_key: str
     total_losses: int
 
 
@@ -133,7 +132,7 @@ class Fleet:
         """Note that an assignment took effect."""
         self._since.setdefault(assignment.worker_id, []).append(HeldJob(job.fair_key, job.losses > 0))
         # The row's fence after it: one more.
-        self._given[job.id] = _Given(assignment.worker_id, job.fence + 1, job.fair_key, job.total_losses)
+        self._given[job.id] = _Given(assignment.worker_id, job.fence + 1, job.total_losses)
         if len(self._given) > MAX_REMEMBERED:
             del self._given[next(iter(self._given))]
         if not job.prefix_keys:
@@ -165,10 +164,7 @@ class Fleet:
             numerics_id=worker.card.numerics_id,
             max_jobs=worker.max_jobs,
             held=(
-                *(
-                    HeldJob(given.fair_key if (given := self._given.get(job.id)) else job.tenant, job.losses > 0)
-                    for job in worker.jobs
-                ),
+                *(HeldJob(job.fair_key, job.losses > 0) for job in worker.jobs),
                 *self._since.get(worker.id, ()),
             ),
             num_waiting=int(worker.load.get("num_waiting") or 0),

@@ -152,10 +152,9 @@ class PlacementLoop:
         took = set(await self._store.assign(assignments))
         jobs = {job.id: job for job in queue}
         waited_s = self._clock.monotonic() - read_at
-        effective = [assignment for assignment in assignments if assignment.job_id in took]
-        self._spans.placed(effective, started_s=started_at_s, ended_s=self._clock.time())
-        for assignment in effective:
-            job = jobs[assignment.job_id]
+        effective = [(jobs[assignment.job_id], assignment) for assignment in assignments if assignment.job_id in took]
+        ended_at_s = self._clock.time()
+        for job, assignment in effective:
             self._fleet.assigned(job, assignment)
             if not job.resumed:
                 self._instruments.record(names.PLACEMENT_TIME, job.age_s + waited_s)
@@ -169,6 +168,7 @@ class PlacementLoop:
         self.figures.num_assigned += len(took)
         self.figures.num_queued -= len(took)
         self._instruments.add(names.JOBS_ASSIGNED, len(took))
+        self._spans.placed(effective, started_s=started_at_s, ended_s=ended_at_s)
         return len(took)
 
     async def _upkeep(self) -> None:

@@ -216,14 +216,13 @@ async def test_placement_is_part_of_the_requests_trace(world: World) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     worker_id = await world.worker()
-    spans = PlacementSpans(provider.get_tracer("test"), world.jobs)
+    spans = PlacementSpans(provider.get_tracer("test"))
     async with scheduling(world, spans=spans):
         untraced = await world.submit()
         traced = await world.submit(traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
         for job in (untraced, traced):
             await world.until(job, JobState.ASSIGNED, 5)
         await eventually(lambda: _true(bool(exporter.get_finished_spans())), 5)
-    await spans.close()
     (span,) = exporter.get_finished_spans()
     assert span.name == "place jobs"
     assert span.parent is not None

@@ -15,6 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from scheduler_world import TOKEN, World, eventually
 
 from octavo.v1 import scheduler_pb2, scheduler_pb2_grpc
+from octavo_common.exits import MISCONFIGURED
 from octavo_common.jobs.model import JobState
 from octavo_common.rpc.channel import internal_channel
 
@@ -116,7 +117,7 @@ async def test_a_call_without_the_token_is_refused(world: World, start_scheduler
 
 async def test_bad_settings_end_the_process_with_one_line(start_scheduler, tmp_path: Path) -> None:
     process = start_scheduler(OCTAVO_LEASE_S="never", OCTAVO_SCHEDULER_POL_S="1")
-    assert await asyncio.to_thread(process.wait, 20) == 1
+    assert await asyncio.to_thread(process.wait, 20) == MISCONFIGURED
     said = (tmp_path / "scheduler-0.log").read_text()
     assert "OCTAVO_LEASE_S" in said
     assert "Traceback" not in said

@@ -114,6 +114,16 @@ async def test_a_reaped_job_waits_longer_after_each_loss_and_fails_after_the_thi
     assert ended.error["code"] == "WORKER_LOST"
 
 
+async def test_queue_and_fleet_tell_whose_jobs_they_are_and_of_which_trace(world: World) -> None:
+    worker = await world.worker()
+    await world.submit(fair_key="alice", traceparent="00-trace")
+    held = await world.running(worker, fair_key="bob")
+    (queued,) = await world.placement.queue(10)
+    assert (queued.fair_key, queued.traceparent) == ("alice", "00-trace")
+    (seen,) = await world.placement.fleet()
+    assert [(j.id, j.fair_key) for j in seen.jobs] == [(held.id, "bob")]
+
+
 async def test_the_fleet_shows_losses_only_until_there_is_progress(world: World) -> None:
     worker = await world.worker()
     job = await world.running(worker)

@@ -54,16 +54,16 @@ async def test_an_idempotency_key_returns_its_job_also_when_ended_reaped_or_over
     assert (again.id, created, again.state) == (job.id, False, JobState.CANCELLED)
 
 
-async def test_the_queue_is_in_order_of_priority_then_resumed_then_age(world: World) -> None:
+async def test_the_queue_is_in_order_of_resumed_then_priority_then_age(world: World) -> None:
     worker, gateway = await world.worker(), await world.gateway()
     old, young = await world.submit(), await world.submit()
     urgent = await world.submit(priority=1)
     resumed = await world.running(worker, stream_owner=gateway)
     await world.streams.resume(resumed.id, owner=gateway, fence=resumed.fence, emitted_ids=[1], worker_dead=False)
     queue = await world.placement.queue(10)
-    assert [q.id for q in queue] == [urgent.id, resumed.id, old.id, young.id]
-    assert [q.resumed for q in queue] == [False, True, False, False]
-    assert queue[1].num_emitted_tokens == 1
+    assert [q.id for q in queue] == [resumed.id, urgent.id, old.id, young.id]
+    assert [q.resumed for q in queue] == [True, False, False, False]
+    assert queue[0].num_emitted_tokens == 1
 
 
 async def test_jobs_that_nobody_can_run_never_hide_others(world: World) -> None:

@@ -30,16 +30,12 @@ def job(number: int, **changes: Any) -> QueuedJob:
         "num_emitted_tokens": 0,
         "max_tokens": 16,
         "prefix_keys": (),
+        "traceparent": "",
         "age_s": 0.0,
         "tenant_max_running": None,
         "tenant_num_running": 0,
     }
-    values |= {name: value for name, value in FUTURE_FIELDS.items() if name in QueuedJob.__dataclass_fields__}
     return QueuedJob(**{**values, **changes})
-
-
-# Fields that other parts may add to the row; placement does not look at them.
-FUTURE_FIELDS: dict[str, Any] = {"traceparent": ""}
 
 
 def worker(number: int, **changes: Any) -> WorkerView:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from placement_world import job, row, uid
 
 from octavo_common.jobs.model import Assignment, FleetJob
@@ -128,10 +126,9 @@ def test_keys_of_a_prompt_stay_while_another_prompt_has_them():
     assert view.prefix_keys == {"a", "ac", "z"}
 
 
-def test_held_jobs_count_for_the_fair_key_that_they_came_with():
+def test_held_jobs_count_for_their_fair_key_also_for_a_scheduler_that_has_just_taken_over():
     fleet, _ = make()
-    give(fleet, job(1, fair_key="alice"), [row(1)])
-    rows = [row(1, jobs=(FleetJob(uid(1, 1), "acme", 0, 5), FleetJob(uid(2, 1), "acme", 2, 5)))]
+    rows = [row(1, jobs=(FleetJob(uid(1, 1), "alice", 0, 5), FleetJob(uid(2, 1), "acme", 2, 5)))]
     (view,) = look(fleet, rows)
     assert [(h.fair_key, h.lossy) for h in view.held] == [("alice", False), ("acme", True)]
 
@@ -140,10 +137,10 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(fleet_module, "MAX_REMEMBERED", 3)
     fleet, _ = make()
     for number in range(10):
-        give(fleet, replace(job(number), fair_key=f"k{number}"), [row(1)])
-    rows = [row(1, jobs=tuple(FleetJob(uid(n, 1), "acme", 0, 5) for n in range(10)))]
-    (view,) = look(fleet, rows)
-    assert [h.fair_key for h in view.held] == ["acme"] * 7 + ["k7", "k8", "k9"]
+        give(fleet, job(number, fence=1), [row(1)])
+    forgotten = [job(number, fence=3, total_losses=1) for number in range(7)]
+    assert fleet.learn(forgotten) == []
+    assert fleet.learn([job(7, fence=3, total_losses=1)]) == [W]
 
 
 def test_a_worker_without_a_row_is_forgotten():

@@ -93,8 +93,8 @@ jobs = Table(
 Index(
     "jobs_queue",
     jobs.c.model_digest,
-    jobs.c.priority.desc(),
     text("(fence > 0) DESC"),
+    jobs.c.priority.desc(),
     jobs.c.created_at,
     jobs.c.id,
     postgresql_where=text("state = 'queued'"),

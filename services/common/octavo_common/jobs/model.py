@@ -166,6 +166,8 @@ class QueuedJob:
     # 0 when the payload does not say.
     max_tokens: int
     prefix_keys: tuple[str, ...]
+    # Of the request, so that placement shows in its trace; empty if it has none.
+    traceparent: str
     age_s: float
     # The tenant's limit on assigned and running jobs (None: none), and how many it has.
     tenant_max_running: int | None
@@ -176,7 +178,7 @@ class FleetJob(NamedTuple):
     """A job that a worker holds."""
 
     id: UUID
-    tenant: str
+    fair_key: str
     # 0 when it has made progress since its last loss.
     losses: int
     num_tokens: int

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, Uuid, bindparam, text
+from sqlalchemy import ARRAY, BigInteger, Boolean, Uuid, bindparam, text
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -21,9 +21,7 @@ from octavo_common.store.upkeep import Upkeep
 _LEAD_LOCK = (0x0C7B, 1)
 _ASSIGN_LOCK = (0x0C7B, 2)
 
-# Without waiting for the disk: whatever acts on an assignment commits its claim first, and that flushes both. An
-# assignment that a crash of the database loses was never acted on.
-_LOCK_ASSIGNING = text("select pg_advisory_xact_lock(:space, :key), set_config('synchronous_commit', 'off', true)")
+_LOCK_ASSIGNING = text("select pg_advisory_xact_lock(:space, :key)")
 
 # Asks pg_locks first: a session that takes an advisory lock twice would have to give it back twice.
 _TRY_LEAD = text(
@@ -49,7 +47,7 @@ _QUEUE = text(
     select page.* from served cross join lateral (
       select j.id, j.fence, j.tenant, j.fair_key, j.model_digest, j.numerics_id, j.priority, j.fence > 0 as resumed,
         j.losses, j.total_losses, j.num_prompt_tokens, cardinality(j.emitted_ids) as num_emitted_tokens,
-        coalesce((j.payload->>'max_tokens')::int, 0) as max_tokens, j.prefix_keys,
+        coalesce((j.payload->>'max_tokens')::int, 0) as max_tokens, j.prefix_keys, j.traceparent,
         extract(epoch from now() - j.created_at)::float8 as age_s,
         t.max_running as tenant_max_running, coalesce(r.num_running, 0) as tenant_num_running, j.created_at
       from jobs j left join tenants t on t.name = j.tenant left join running r on r.tenant = j.tenant
@@ -57,10 +55,10 @@ _QUEUE = text(
         and (j.not_before is null or j.not_before <= now()) and (j.deadline is null or j.deadline > now())
         and not j.cancel_requested
         and (t.max_running is null or coalesce(r.num_running, 0) < t.max_running)
-      order by j.priority desc, (j.fence > 0) desc, j.created_at, j.id
+      order by (j.fence > 0) desc, j.priority desc, j.created_at, j.id
       limit :limit
     ) page
-    order by page.priority desc, page.resumed desc, page.created_at, page.id
+    order by page.resumed desc, page.priority desc, page.created_at, page.id
     """
 )
 
@@ -68,7 +66,7 @@ _FLEET = text(
     """
     select w.id, w.address, w.draining, w.card, w.load, coalesce((w.capacity->>'max_jobs')::int, 1) as max_jobs,
       extract(epoch from now() - w.heartbeat_at)::float8 as heartbeat_age_s,
-      coalesce((select jsonb_agg(jsonb_build_array(j.id, j.tenant,
+      coalesce((select jsonb_agg(jsonb_build_array(j.id, j.fair_key,
           case when j.num_tokens > j.loss_tokens then 0 else j.losses end, j.num_tokens))
         from jobs j where j.worker_id = w.id and j.state in ('assigned','running')), '[]') as jobs
     from processes w
@@ -78,6 +76,8 @@ _FLEET = text(
     """
 )
 
+# Without waiting for the disk: whatever acts on an assignment commits its claim first, and that flushes both. An
+# assignment that a crash of the database loses was never acted on.
 _ASSIGN = text(
     """
     with wanted as (
@@ -102,17 +102,19 @@ _ASSIGN = text(
       from allowed a
       where j.id = a.job_id and j.fence = a.fence and j.state = 'queued' and not j.cancel_requested
         and (j.not_before is null or j.not_before <= now()) and (j.deadline is null or j.deadline > now())
-        and (a.room is null or a.turn <= a.room)
+        and (a.room is null or :counting and a.turn <= a.room)
       returning j.id, j.fence, j.worker_id, j.stream_owner
     ), history as (
       insert into job_events (job_id, event, fence, process_id) select id, 'assigned', fence, worker_id from taken
     )
     select id, pg_notify('octavo_worker_' || replace(worker_id::text, '-', ''), ''),
       case when stream_owner is not null
-           then pg_notify('octavo_gateway_' || replace(stream_owner::text, '-', ''), '') end
+           then pg_notify('octavo_gateway_' || replace(stream_owner::text, '-', ''), '') end,
+      set_config('synchronous_commit', 'off', true)
     from taken
     """
 ).bindparams(
+    bindparam("counting", type_=Boolean()),
     bindparam("job_ids", type_=ARRAY(Uuid())),
     bindparam("fences", type_=ARRAY(BigInteger)),
     bindparam("worker_ids", type_=ARRAY(Uuid())),
@@ -139,7 +141,7 @@ class PlacementStore(Upkeep):
             await connection.execute(_YIELD_LEAD, {"space": _LEAD_LOCK[0], "key": _LEAD_LOCK[1]})
 
     async def queue(self, limit: int) -> list[QueuedJob]:
-        """Read who waits and could run now, in placing order: larger priority, resumed first, then by age.
+        """Read who waits and could run now, in placing order: resumed first, larger priority, then by age.
 
         At most `limit` for each model that a live worker serves.
         """
@@ -156,15 +158,24 @@ class PlacementStore(Upkeep):
         """
         if not assignments:
             return []
-        values = {
-            "job_ids": [a.job_id for a in assignments],
-            "fences": [a.fence for a in assignments],
-            "worker_ids": [a.worker_id for a in assignments],
-        }
-        async with self._transaction() as connection:
-            # Two schedulers may believe for a moment that they lead: limits are counted one after the other.
-            await connection.execute(_LOCK_ASSIGNING, {"space": _ASSIGN_LOCK[0], "key": _ASSIGN_LOCK[1]})
-            return [row.id for row in await connection.execute(_ASSIGN, values)]
+        took = {row.id for row in await self._run(_ASSIGN, _values(assignments, counting=False))}
+        left = [a for a in assignments if a.job_id not in took]
+        if left:
+            async with self._transaction() as connection:
+                # Two schedulers may believe for a moment that they lead: limits are counted one after the other.
+                await connection.execute(_LOCK_ASSIGNING, {"space": _ASSIGN_LOCK[0], "key": _ASSIGN_LOCK[1]})
+                took |= {row.id for row in await connection.execute(_ASSIGN, _values(left, counting=True))}
+        return [a.job_id for a in assignments if a.job_id in took]
+
+
+def _values(assignments: Sequence[Assignment], *, counting: bool) -> dict[str, Any]:
+    """Parameters of _ASSIGN. Without counting only jobs of tenants that have no limit are taken: no lock is needed."""
+    return {
+        "counting": counting,
+        "job_ids": [a.job_id for a in assignments],
+        "fences": [a.fence for a in assignments],
+        "worker_ids": [a.worker_id for a in assignments],
+    }
 
 
 def _to_queued(row: Row[Any]) -> QueuedJob:
@@ -173,5 +184,5 @@ def _to_queued(row: Row[Any]) -> QueuedJob:
 
 
 def _to_worker(row: Row[Any]) -> FleetWorker:
-    held = tuple(FleetJob(UUID(job_id), tenant, losses, num) for job_id, tenant, losses, num in row.jobs)
+    held = tuple(FleetJob(UUID(job_id), fair_key, losses, num) for job_id, fair_key, losses, num in row.jobs)
     return FleetWorker(**{**row._mapping, "card": ModelCard.from_json(row.card), "jobs": held})
