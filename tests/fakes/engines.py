@@ -28,7 +28,18 @@ class Outcome:
 class Bench:
     """An engine, its parts, and everything that came out of it so far."""
 
-    def __init__(self, *, num_blocks=64, block_size=4, queue=None, executor=None, exit_policy=None, kv=None, **limits):
+    def __init__(
+        self,
+        *,
+        num_blocks=64,
+        block_size=4,
+        queue=None,
+        executor=None,
+        exit_policy=None,
+        kv=None,
+        stretches_beyond=None,
+        **limits,
+    ):
         lookahead = executor.lookahead if executor else 0
         limits.setdefault("max_batch_tokens", 64)
         limits.setdefault("max_sequences", 8)
@@ -45,6 +56,7 @@ class Bench:
             exit_policy=exit_policy or NeverExit(),
             lookahead=lookahead,
             extras=(("model", "tiny"),),
+            stretches_beyond=stretches_beyond,
         )
         self.engine = Engine(self.scheduler, self.executor)
         self.outcomes: dict[str, Outcome] = {}

@@ -4,7 +4,7 @@ from fakes.tiny_executor import TinyExecutor, expected_output, next_token
 
 from octavo_worker.engine.plan import Draft
 from octavo_worker.engine.queueing import PriorityQueue
-from octavo_worker.engine.types import AdmissionError, FinishReason, Limits, SeqId
+from octavo_worker.engine.types import FinishReason, Limits
 
 
 def rows(bench):
@@ -130,166 +130,6 @@ def test_a_row_that_was_planned_already_is_taken_out_when_it_is_preempted():
     bench.assert_empty()
 
 
-def test_a_hit_never_covers_the_last_token_of_the_prompt():
-    bench = Bench(block_size=4)
-    for id, num_tokens in (("a", 12), ("b", 12), ("c", 13)):
-        bench.add(make_request(id, range(num_tokens), max_tokens=1))
-        bench.run()
-    assert [bench.outcomes[id].num_cached for id in "abc"] == [0, 8, 12]
-
-
-def test_equal_prompts_of_different_salts_share_nothing():
-    bench = Bench()
-    for id, salt in (("a", "x"), ("b", "y"), ("c", "x")):
-        bench.add(make_request(id, range(12), salt=salt))
-        bench.run()
-    assert [bench.outcomes[id].num_cached for id in "abc"] == [0, 0, 8]
-
-
-def test_two_equal_prompts_in_one_step_are_both_computed_and_a_third_finds_the_longest():
-    bench = Bench()
-    for id in "ab":
-        bench.add(make_request(id, range(8), max_tokens=1 if id == "a" else 9))
-    bench.run()
-    assert [bench.outcomes[id].num_cached for id in "ab"] == [0, 0]
-    longer = [*range(8), *bench.outcomes["b"].tokens]
-    bench.add(make_request("c", longer, max_tokens=1))
-    bench.run()
-    # The answer of b is found through the blocks of a, which were sealed first.
-    assert bench.outcomes["c"].num_cached == 16
-
-
-def test_nothing_is_sealed_beyond_committed_tokens():
-    bench = Bench(block_size=4)
-    bench.add(make_request("a", range(4), max_tokens=4))
-    bench.run()
-    # 8 tokens are known, 7 have KV: the second block never became full.
-    assert bench.engine.stats().num_cached_blocks == 1
-
-
-def test_of_a_cached_sequence_the_end_is_evicted_first():
-    bench = Bench(num_blocks=5, block_size=4)
-    bench.add(make_request("a", range(16), max_tokens=1))
-    bench.run()
-    bench.add(make_request("b", range(50, 62), max_tokens=1))
-    bench.run()
-    bench.add(make_request("c", range(16), max_tokens=1))
-    bench.run()
-    assert bench.outcomes["c"].num_cached == 8
-
-
-def test_stop_tokens_end_the_sequence_and_are_its_last_token():
-    request = make_request(prompt=range(5), max_tokens=30)
-    tokens = expected_output(request, 1000)
-    stop = tokens[7]
-    bench = Bench()
-    bench.add(make_request(prompt=range(5), max_tokens=30, stop_token_ids=frozenset({stop})))
-    bench.run()
-    assert bench.outcomes["a"].tokens == tokens[: tokens.index(stop) + 1]
-    assert bench.outcomes["a"].finish is FinishReason.STOP
-
-
-def test_the_longest_sequence_ends_with_length_and_fills_the_pool():
-    bench = Bench(num_blocks=4, block_size=4)
-    bench.add(make_request(prompt=range(3), max_tokens=1000))
-    bench.run()
-    assert len(bench.outcomes["a"].tokens) == 13
-    assert bench.outcomes["a"].finish is FinishReason.LENGTH
-
-
-def test_a_prompt_of_the_limit_minus_one_gives_one_token():
-    bench = Bench(num_blocks=4, block_size=4)
-    bench.add(make_request(prompt=range(15), max_tokens=1000))
-    bench.run()
-    assert len(bench.outcomes["a"].tokens) == 1
-
-
-@pytest.mark.parametrize(
-    ("request_", "code"),
-    [
-        (make_request("new", range(16)), "PROMPT_TOO_LONG"),
-        (make_request("new", ()), "EMPTY_PROMPT"),
-        (make_request("here", [1]), "DUPLICATE_REQUEST"),
-    ],
-)
-def test_what_can_never_run_is_refused_with_a_code(request_, code):
-    bench = Bench(num_blocks=4, block_size=4)
-    bench.add(make_request("here", [1]))
-    with pytest.raises(AdmissionError) as error:
-        bench.engine.add(request_)
-    assert error.value.code == code
-    bench.run()
-    bench.assert_empty()
-
-
-def test_earlier_output_goes_on_where_it_stopped_and_counts_to_max_tokens():
-    whole = make_request(prompt=range(9), max_tokens=12)
-    tokens = expected_output(whole, 1000)
-    bench = Bench()
-    bench.add(make_request(prompt=range(9), output=tokens[:5], max_tokens=12))
-    bench.run()
-    assert bench.outcomes["a"].tokens == tokens
-    assert "first_token" not in bench.outcomes["a"].events
-
-
-@pytest.mark.parametrize(
-    ("output", "max_tokens", "stop", "reason"),
-    [
-        ((4, 5), 2, (), FinishReason.LENGTH),
-        ((4, 5), 9, (5,), FinishReason.STOP),
-        ((4, 5), 2, (5,), FinishReason.STOP),
-        ((4, 5, 6), 9, (4,), FinishReason.STOP),
-        (tuple(range(13)), 99, (), FinishReason.LENGTH),
-        ((), 0, (), FinishReason.LENGTH),
-    ],
-)
-def test_the_stop_rules_are_applied_to_earlier_output_first(output, max_tokens, stop, reason):
-    bench = Bench(num_blocks=4, block_size=4)
-    bench.add(make_request(prompt=range(3), output=output, max_tokens=max_tokens, stop_token_ids=frozenset(stop)))
-    assert bench.outcomes["a"].finish is reason
-    assert bench.outcomes["a"].tokens == list(output)
-    bench.assert_empty()
-
-
-def test_abort_gives_everything_back_at_once_whatever_the_stage():
-    bench = Bench(num_blocks=8, max_sequences=2, max_chunk_tokens=3)
-    bench.add(make_request("decoding", [1], max_tokens=50))
-    bench.step()
-    bench.add(make_request("mid_prompt", range(20), max_tokens=5))
-    bench.add(make_request("queued", [3]))
-    bench.step()
-    for id in ("queued", "mid_prompt", "decoding"):
-        bench.abort(id)
-        assert bench.outcomes[id].finish is FinishReason.ABORTED
-        bench.engine.check_integrity()
-    assert bench.engine.stats().num_used_blocks == 0
-    assert bench.engine.abort("queued") == bench.engine.abort("unknown") == []
-    bench.run()
-    bench.assert_empty()
-
-
-def test_an_id_may_come_back_right_after_its_abort():
-    bench = Bench()
-    bench.add(make_request("a", range(9), max_tokens=9))
-    bench.step()
-    bench.abort("a")
-    again = make_request("a", range(30, 40), max_tokens=9)
-    bench.add(again)
-    bench.run()
-    assert bench.outcomes["a"].tokens == expected_output(again, 1000)
-
-
-def test_what_is_aborted_between_plan_and_commit_is_left_out_of_the_commit():
-    bench = Bench()
-    for id in "ab":
-        bench.add(make_request(id, [ord(id)]))
-    plan = bench.scheduler.plan()
-    result = bench.executor.run(plan)
-    bench.scheduler.abort("a")
-    assert [delta.id for delta in bench.scheduler.commit(plan, result)] == [SeqId("b", 0)]
-    bench.engine.check_integrity()
-
-
 def test_larger_priorities_run_first_and_age_lets_everyone_run():
     bench = Bench(max_sequences=1, queue=PriorityQueue(steps_per_level=4))
     bench.add(make_request("low", [1], priority=0, max_tokens=1))
@@ -344,18 +184,6 @@ def test_tokens_after_a_stop_in_an_accepted_draft_are_dropped():
         bench.run()
         assert bench.outcomes["a"].tokens == expected_output(request, 1000)
         bench.assert_empty()
-
-
-def test_the_hash_of_a_block_depends_on_all_that_came_before_it():
-    def keys(prompt):
-        bench = Bench()
-        bench.add(make_request("a", prompt))
-        (seq,) = bench.scheduler._queue
-        return [key.hash for key in seq.block_keys(len(prompt) // 4, 4)]
-
-    same_end = keys([1, 2, 3, 4, 9, 9, 9, 9])[1], keys([4, 3, 2, 1, 9, 9, 9, 9])[1]
-    assert len(set(same_end)) == 2
-    assert keys([9] * 8)[0] != keys([9] * 8)[1]
 
 
 def test_the_head_of_a_draft_is_a_tree_again():

@@ -21,6 +21,7 @@ def row(name, start, tokens, *, first=0, blocks=(), wants=None, params=None):
         new_blocks=tuple(blocks),
         wants=range(last - 1, last) if wants is None else wants,
         params=params,
+        num_prompt_tokens=start + len(tokens),
     )
 
 

@@ -55,6 +55,8 @@ class RowPlan:
     wants: range
     # Set when the executor does not know the row: the first time, and again after a preemption.
     params: SamplingParams | None = None
+    # Length of the sequence's prompt, for models whose angles depend on it.
+    num_prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,8 +38,12 @@ class Scheduler:
         exit_policy: ExitPolicy,
         lookahead: int = 0,
         extras: tuple[tuple[str, str], ...] = (),
+        stretches_beyond: int | None = None,
     ) -> None:
-        """``extras``: what cached content depends on beside tokens and salt: model digest, numerics id."""
+        """``extras``: what cached content depends on beside tokens and salt: model digest, numerics id.
+
+        With ``stretches_beyond`` the content of a prompt that is longer depends on its length, too.
+        """
         if limits.max_sequence_tokens + lookahead > pool.num_blocks * pool.block_size:
             raise ValueError("the pool is smaller than one sequence of max_sequence_tokens")
         self.limits = limits
@@ -49,6 +53,7 @@ class Scheduler:
         self._exit = exit_policy
         self._lookahead = lookahead
         self._extras = extras
+        self._stretches_beyond = stretches_beyond
         self._step = 0
         self._num_arrivals = 0
         self._sequences: dict[SeqId, Sequence] = {}
@@ -86,13 +91,19 @@ class Scheduler:
             request=request,
             id=seq_id,
             rank=self._queue.rank(request, arrival=self._num_arrivals, step=self._step),
-            root=root_hash((*self._extras, ("salt", request.salt))),
+            root=self._root(request),
             tokens=[*request.prompt, *request.output],
         )
         self._num_arrivals += 1
         self._sequences[seq_id] = seq
         self._queue.push(seq)
         return []
+
+    def _root(self, request: Request) -> bytes:
+        num_prompt_tokens = len(request.prompt)
+        is_stretched = self._stretches_beyond is not None and num_prompt_tokens > self._stretches_beyond
+        length = (("prompt_length", str(num_prompt_tokens)),) if is_stretched else ()
+        return root_hash((*self._extras, *length, ("salt", request.salt)))
 
     def abort(self, request_id: RequestId) -> list[Delta]:
         """End a request; its blocks are back when this returns. An unknown or ended request is left alone."""
@@ -203,6 +214,7 @@ class Scheduler:
             new_blocks=tuple(seq.table[seq.num_told_blocks :]),
             wants=range(end - 1, end) if end == len(seq.tokens) else range(0),
             params=None if seq.is_told else seq.request.params,
+            num_prompt_tokens=len(seq.request.prompt),
         )
 
     def _ensure_blocks(self, batch: Batch, seq: Sequence, num_tokens: int, num_drafts: int) -> bool:

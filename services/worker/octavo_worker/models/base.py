@@ -42,6 +42,8 @@ class RopeConfig:
     """Number of dims of a head that rotate."""
     scaling: Mapping[str, float | bool | None] = field(default_factory=dict)
     """The numbers of the scaling, under Hugging Face's names (``factor``, ``low_freq_factor``, ...)."""
+    original_length: int = 0
+    """For ``dynamic``: the longest sequence that is not stretched."""
     divisors: tuple[float, ...] = ()
     """For ``divisors`` (GGUF files that carry their scaling as a tensor): what each pair's frequency is divided by."""
 
@@ -70,9 +72,17 @@ class ModelConfig:
     """What we compute in."""
 
     @property
+    def stretches_beyond(self) -> int | None:
+        """Length of a prompt beyond which its angles depend on that length (``dynamic`` rope); None when they never do.
+
+        The prefix hash must then hold the length too.
+        """
+        return self.rope.original_length if self.rope.kind == "dynamic" else None
+
+    @property
     def needs_prompt_lengths(self) -> bool:
-        """Whether angles depend on the prompt's length (``dynamic`` rope); the prefix hash must then hold it too."""
-        return self.rope.kind == "dynamic"
+        """Whether the forward pass wants the length of each token's prompt."""
+        return self.stretches_beyond is not None
 
 
 class Model(Protocol):

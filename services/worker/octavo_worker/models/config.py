@@ -97,6 +97,7 @@ def parse_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     hidden = fields.integer("hidden_size")
     head_dim = fields.integer("head_dim", hidden // heads if heads <= hidden else None)
     context = fields.integer("max_position_embeddings", 2048, high=_MAX_CONTEXT)
+    rope = _rope(fields, head_dim, context)
     config = ModelConfig(
         family=family,
         num_layers=fields.integer("num_hidden_layers", high=_MAX_LAYERS),
@@ -107,11 +108,11 @@ def parse_config(values: Mapping[str, Any], where: str) -> ModelConfig:
         intermediate=fields.integer("intermediate_size"),
         vocab_size=fields.integer("vocab_size"),
         rms_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_rope(fields, head_dim, context),
+        rope=rope,
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
-        context_length=context,
+        context_length=_stretched(rope, context),
         bos_id=_first(_ids(values.get("bos_token_id"), "bos_token_id", where)),
         eos_ids=_ids(values.get("eos_token_id"), "eos_token_id", where),
     )
@@ -154,7 +155,7 @@ def make_rope(kind: str, fields: Fields, *, theta: float, dim: int, context_leng
         raise InvalidModel(f"{fields.where}: low_freq_factor and high_freq_factor of the rope scaling are equal")
     if kind == "dynamic" and dim <= 2:
         raise InvalidModel(f"{fields.where}: dynamic rope scaling needs more than 2 rotated dims")
-    return RopeConfig(theta=theta, kind=kind, dim=dim, scaling=scaling)
+    return RopeConfig(theta=theta, kind=kind, dim=dim, scaling=scaling, original_length=context_length)
 
 
 def _family(values: Mapping[str, Any], where: str) -> str:
@@ -181,6 +182,11 @@ def _rope(fields: Fields, head_dim: int, context_length: int) -> RopeConfig:
     kind = str(given.get("rope_type") or given.get("type") or "default")
     dim = int(head_dim * min(share, 1.0))
     return make_rope(kind, scaling, theta=theta, dim=dim, context_length=context_length)
+
+
+def _stretched(rope: RopeConfig, context_length: int) -> int:
+    """The longest sequence that the model is for: ``dynamic`` files name the length before stretching, others after."""
+    return int(context_length * float(rope.scaling["factor"] or 1.0)) if rope.kind == "dynamic" else context_length
 
 
 def _ids(value: Any, name: str, where: str) -> tuple[int, ...]:

@@ -88,9 +88,8 @@ def interleave(weight: Tensor, num_heads: int, head_dim: int, rotated: int) -> T
 class Rope:
     """Angles of rotary positions; one table a step serves all layers."""
 
-    def __init__(self, config: RopeConfig, *, context_length: int) -> None:
+    def __init__(self, config: RopeConfig) -> None:
         self._config = config
-        self._context_length = context_length
         self._frequencies_P, self._amplitude = _frequencies(config)
         self._num_pairs = config.dim // 2
 
@@ -119,9 +118,10 @@ class Rope:
         lengths_T = positions_T + 1
         if prompt_lengths_T is not None:
             lengths_T = torch.maximum(lengths_T, prompt_lengths_T)
-        lengths_T = lengths_T.clamp(min=self._context_length)
+        original = self._config.original_length
+        lengths_T = lengths_T.clamp(min=original)
         factor, dim = _number(self._config.scaling, "factor"), self._config.dim
-        growth_T = (factor * lengths_T / self._context_length) - (factor - 1)
+        growth_T = (factor * lengths_T / original) - (factor - 1)
         base_T = self._config.theta * growth_T ** (dim / (dim - 2))
         exponents_P = torch.arange(0, dim, 2, dtype=torch.float32) / dim
         return 1.0 / (base_T.to(torch.float32).unsqueeze(1) ** exponents_P)

@@ -38,7 +38,7 @@ class Llama:
         ignored = (*_IGNORED, "lm_head.weight") if config.tie_embeddings else _IGNORED
         require(checkpoint, tensors(config), ignored=ignored)
         self._config = config
-        self._rope = Rope(config.rope, context_length=config.context_length)
+        self._rope = Rope(config.rope)
         self._embedding_VD = read_rows(checkpoint, ["model.embed_tokens.weight"], (config.vocab_size, config.hidden))
         self._layers = [_read_layer(config, checkpoint, index) for index in range(config.num_layers)]
         self._norm = RmsNorm(read_rows(checkpoint, ["model.norm.weight"], (config.hidden,)), config.rms_eps)

@@ -153,6 +153,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         exit_policy=NeverExit(),
         lookahead=executor.lookahead,
         extras=(("model", loaded.digest), ("numerics", numerics_id)),
+        stretches_beyond=model.stretches_beyond,
     )
     card = ModelCard(
         name=loaded.name,

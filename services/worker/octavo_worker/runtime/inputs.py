@@ -24,6 +24,8 @@ class ForwardInputs:
 
     tokens_T: Tensor
     positions_T: Tensor
+    # Of the prompt that each token belongs to.
+    prompt_lengths_T: Tensor
     attention: AttnBatch
     # Indices into T, row after row, of the positions whose logits are wanted.
     wanted_S: Tensor
@@ -82,6 +84,7 @@ class InputBuilder:
         return ForwardInputs(
             tokens_T=torch.tensor(tokens_T, dtype=torch.int64),
             positions_T=torch.from_numpy(positions_T),
+            prompt_lengths_T=torch.from_numpy(np.repeat([row.num_prompt_tokens for row in rows], counts_R)),
             attention=AttnBatch(
                 starts_R=starts_R,
                 num_tokens_R=counts_R,
