@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
+import psycopg
 import pytest
 from store_world import World, new_job, result
 
@@ -30,7 +32,10 @@ class Outage:
     async def begin(self, *, kill: bool) -> None:
         if kill:
             pid = int((self.data_dir / "pg" / "postmaster.pid").read_text().split()[0])
+            backends = psutil.Process(pid).children()
             os.kill(pid, signal.SIGKILL)
+            # They end a moment after their parent, and serve until then.
+            await asyncio.to_thread(psutil.wait_procs, backends, timeout=10)
         else:
             await asyncio.to_thread(self.server.stop)
 
@@ -106,3 +111,17 @@ async def test_accepted_means_committed_however_the_server_dies(outage: Outage) 
     await outage.begin(kill=True)
     await outage.end()
     assert {job.id for job in await world.jobs.list(tenant="acme")} == set(accepted)
+
+
+async def test_a_connection_that_the_server_has_closed_is_replaced_before_it_is_used(world: World) -> None:
+    worker = await world.worker()
+    await asyncio.gather(*(world.processes.heartbeat(worker) for _ in range(4)))
+    async with await psycopg.AsyncConnection.connect(world.dsn, autocommit=True) as other:
+        closed = await other.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where application_name = 'octavo' and datname = current_database()"
+        )
+        assert [row[0] for row in await closed.fetchall()] == [True] * closed.rowcount
+        assert closed.rowcount
+    for _ in range(6):
+        await world.processes.heartbeat(worker)

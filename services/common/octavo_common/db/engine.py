@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import select
 from typing import Any
 
-from sqlalchemy import make_url
+from sqlalchemy import event, make_url
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 # Postgres cannot hold U+0000 or lone surrogates in jsonb, and a model may well produce the first. They are kept by an
@@ -22,17 +24,18 @@ STATEMENT_TIMEOUT_S = 10
 
 def connect(dsn: str, *, pool_size: int = 8, application_name: str = "octavo") -> AsyncEngine:
     """Make the process's one pool. Nothing is opened before the first use."""
-    return create_async_engine(
+    engine = create_async_engine(
         make_url(dsn).set(drivername="postgresql+psycopg"),
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=CONNECT_TIMEOUT_S,
-        pool_pre_ping=True,
         pool_use_lifo=True,
         connect_args=connect_args(application_name),
         json_serializer=dumps,
         json_deserializer=loads,
     )
+    event.listen(engine.sync_engine, "checkout", _check_alive)
+    return engine
 
 
 def connect_args(application_name: str, *, statement_timeout_s: float = STATEMENT_TIMEOUT_S) -> dict[str, Any]:
@@ -56,6 +59,24 @@ def connect_args(application_name: str, *, statement_timeout_s: float = STATEMEN
         "application_name": application_name,
         "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
     }
+
+
+def _check_alive(connection: Any, *_: object) -> None:
+    """Refuse a pooled connection that the server has closed; the pool then opens a new one.
+
+    An idle connection has nothing to read but its end. A ping would find that out too, by a journey to the server and
+    back before every statement; a peer that vanished without a word would keep it waiting as it does the statement.
+    """
+    raw = connection.driver_connection
+    if raw.closed or _is_readable(raw.fileno()):
+        raise InvalidatePoolError
+
+
+def _is_readable(fileno: int) -> bool:
+    # Not select(): it knows no descriptors beyond 1023.
+    poll = select.poll()
+    poll.register(fileno, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def dumps(value: Any) -> str:
