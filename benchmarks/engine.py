@@ -6,6 +6,7 @@ Usage: python benchmarks/engine.py MODEL [--only throughput,gap,prefix] [--json 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -152,7 +153,7 @@ def _p95(driver: Driver, names: list[str], first: float, last: float) -> float:
     gaps: list[float] = []
     for name in names:
         times = [t for t in driver.times[name] if first <= t <= last]
-        gaps += [b - a for a, b in zip(times, times[1:], strict=False)]
+        gaps += [b - a for a, b in itertools.pairwise(times)]
     return statistics.quantiles(gaps, n=20)[-1]
 
 

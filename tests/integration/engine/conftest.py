@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "models"))
-
 from oracles import Reference, TieRule, read_prompts
 from plugins_models import demo_model_path  # noqa: F401 - a fixture
 

@@ -1,4 +1,4 @@
-"""The demo model on twenty real prompts: the engine's greedy tokens are those of transformers, however they are batched."""
+"""The demo model on twenty real prompts: greedy tokens are those of transformers, however they are batched."""
 
 from __future__ import annotations
 

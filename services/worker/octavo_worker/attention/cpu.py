@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,14 +12,17 @@ from torch import Tensor
 
 from octavo_worker.attention.base import AttentionCaps, AttentionNeed, AttnBatch, KVSpec, kv_shape
 
+if TYPE_CHECKING:
+    from octavo_worker.kernels.team import Arguments
+
 try:
     from octavo_worker.kernels import paged_attention as kernel
-    from octavo_worker.kernels.team import NUM_TASKS
+    from octavo_worker.kernels import team
 
     _MISSING = ""
 except ImportError as error:  # numba is an extra of the worker
     kernel = None
-    NUM_TASKS = 1
+    team = None
     _MISSING = f"numba cannot be imported ({error})"
 
 _TILE = 16
@@ -37,7 +41,7 @@ class CpuPlan:
     slots_T: np.ndarray
     out: Tensor
     # The arguments of the kernel; a layer changes a few of them.
-    args: np.ndarray
+    args: Arguments
 
 
 class CpuAttention:
@@ -87,7 +91,7 @@ class CpuAttention:
         if k_TGH.stride() != v_TGH.stride() or k_TGH.stride(2) != 1 or q_TNH.stride(2) != 1:
             q_TNH, k_TGH, v_TGH = q_TNH.contiguous(), k_TGH.contiguous(), v_TGH.contiguous()
         block_stride, layer_stride, value_stride, key_stride, _, _ = kv.stride()
-        args = plan.args
+        args = plan.args.values
         args[kernel.Q : kernel.K_HEAD + 1] = (
             *(q_TNH.data_ptr(), q_TNH.stride(0), q_TNH.stride(1)),
             *(k_TGH.data_ptr(), v_TGH.data_ptr(), k_TGH.stride(0), k_TGH.stride(1)),
@@ -96,14 +100,15 @@ class CpuAttention:
             *(kv.data_ptr(), block_stride, layer * layer_stride, layer * layer_stride + value_stride, key_stride),
         )
         args[kernel.NUM_WRITTEN] = 0
-        kernel.attend.run(args, self._num_threads)
+        kernel.attend.run(plan.args, self._num_threads)
         return plan.out
 
     def _arguments(
         self, tiles: np.ndarray, tables_RB: np.ndarray, limits_T: np.ndarray, slots_T: np.ndarray
-    ) -> tuple[np.ndarray, Tensor]:
+    ) -> tuple[Arguments, Tensor]:
         """What is the same for all layers of a step, and where the results go."""
         assert kernel is not None
+        assert team is not None
         num_tokens, head_dim = len(slots_T), self._head_dim
         num_heads = self._group * self._num_kv_heads
         if self._out.shape[0] < num_tokens:
@@ -117,7 +122,7 @@ class CpuAttention:
             self._scratch = np.zeros(2 * size * self._num_threads, np.float32)
         num_writes = -(-num_tokens // kernel.TOKENS_PER_WRITE)
         values = {
-            NUM_TASKS: num_writes + len(tiles) * self._num_kv_heads // heads_at_once,
+            team.NUM_TASKS: num_writes + len(tiles) * self._num_kv_heads // heads_at_once,
             kernel.NUM_TOKENS: num_tokens,
             kernel.SLOTS: slots_T.ctypes.data,
             kernel.HEAD_DIM: head_dim,
@@ -137,6 +142,7 @@ class CpuAttention:
             kernel.SCALE: round(2**32 / math.sqrt(head_dim)),
             kernel.NUM_WRITES: num_writes,
         }
-        args = np.zeros(kernel.NUM_ARGUMENTS, np.int64)
-        args[list(values)] = list(values.values())
+        args = team.Arguments(kernel.NUM_ARGUMENTS)
+        for place, value in values.items():
+            args.values[place] = value
         return args, self._out[:num_tokens]

@@ -60,7 +60,7 @@ def _load_queries(a, tile, head, queries, limits, lane_limits):  # noqa: ANN001,
     return longest
 
 
-def _make_softmax(width):  # noqa: ANN001, ANN202 - compiled; a constant width lets the compiler use whole vectors
+def _make_softmax(width):  # noqa: ANN001, ANN202, C901 - one pass after the other; a constant width lets the compiler use whole vectors
     @njit(nogil=True, error_model="numpy")
     def softmax(scores, lane_limits, shortest, longest, peaks, sums):  # noqa: ANN001, ANN202
         for lane in range(width):
@@ -102,7 +102,7 @@ def _page(a, table, page, at, head):  # noqa: ANN001, ANN202 - compiled
 
 
 @njit(nogil=True, error_model="numpy")
-def _attend_tile(a, tile, first_head, num_heads, slot):  # noqa: ANN001, ANN202 - compiled
+def _attend_tile(a, tile, first_head, num_heads, slot):  # noqa: ANN001, ANN202, C901 - one pass after the other
     """Some heads of one tile: scores page by page, softmax, weighted values page by page, division by the sum.
 
     Page by page for all heads, because their keys of one page lie together.

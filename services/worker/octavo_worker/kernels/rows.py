@@ -69,7 +69,7 @@ def _silu_gate(raw) -> None:  # noqa: ANN001 - compiled
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, row by row; a new tensor."""
+    """X / sqrt(mean(x^2) + eps) * weight, row by row; a new tensor."""
     out_TD = torch.empty(x_TD.shape, dtype=torch.float32)
     _run(_rms_norm, x_TD, weight_D.data_ptr(), out_TD, round(eps * 2**62))
     return out_TD
@@ -85,8 +85,14 @@ def silu_gate(gate_up_TI: Tensor) -> Tensor:
 def _run(kernel: team.Launcher, x: Tensor, weight: int, out_TD: Tensor, eps: int) -> None:
     num_rows, width = out_TD.shape
     assert x.stride(1) == 1, "rows must be dense"
-    num_threads = torch.get_num_threads() if num_rows * width >= _WORTH_THREADS else 1
-    rows_per_task = max(1, -(-num_rows // (4 * num_threads)))
-    num_tasks = -(-num_rows // rows_per_task)
-    values = (num_rows, width, x.data_ptr(), x.stride(0), weight, out_TD.data_ptr(), eps, rows_per_task)
-    kernel.run(np.array((0, num_tasks, 0, *values), np.int64), num_threads)
+    num_threads, rows_per_task, num_tasks = 1, num_rows, 1
+    if num_rows * width >= _WORTH_THREADS:
+        num_threads = torch.get_num_threads()
+        rows_per_task = -(-num_rows // (4 * num_threads))
+        num_tasks = -(-num_rows // rows_per_task)
+    args = team.Arguments(NUM_ARGUMENTS)
+    args.values[:] = (
+        *(0, num_tasks, 0, num_rows, width, x.data_ptr(), x.stride(0)),
+        *(weight, out_TD.data_ptr(), eps, rows_per_task),
+    )
+    kernel.run(args, num_threads)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numba
-import numpy as np
 import torch
 from numba import types
 
@@ -59,20 +58,32 @@ def compiled(function: Callable[[Any], None]) -> Launcher:
     return Launcher(address)
 
 
+class Arguments:
+    """The int64 values that a kernel is called with, at an address that is asked for once."""
+
+    __slots__ = ("address", "values")
+
+    def __init__(self, num_values: int) -> None:
+        self.values = (ctypes.c_int64 * num_values)()
+        self.address = ctypes.addressof(self.values)
+
+
 class Launcher:
     """One kernel, ready to run. The interpreter lock is released while it runs."""
+
+    __slots__ = ("_address", "_alone", "_parallel")
 
     def __init__(self, address: int) -> None:
         self._address = address
         self._alone = ctypes.CFUNCTYPE(None, _VOID_P)(address)
         self._parallel = _fork()[0]
 
-    def run(self, args: np.ndarray, num_threads: int) -> None:
-        """Run the tasks named by `args` (int64, contiguous; see the module) to their end."""
-        args[NEXT] = 0
-        args[SLOT] = 0
-        threads = min(num_threads, int(args[NUM_TASKS]))
-        if threads <= 1 or self._parallel is None:
-            self._alone(args.ctypes.data)
+    def run(self, args: Arguments, num_threads: int) -> None:
+        """Run the tasks named by the arguments (see the module) to their end."""
+        values = args.values
+        values[NEXT] = 0
+        values[SLOT] = 0
+        if num_threads > 1 and self._parallel is not None:
+            self._parallel(self._address, args.address, min(num_threads, values[NUM_TASKS]), 0)
         else:
-            self._parallel(self._address, args.ctypes.data, threads, 0)
+            self._alone(args.address)

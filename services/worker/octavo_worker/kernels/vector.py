@@ -253,6 +253,7 @@ def _values_intrinsic(num_parts_at_once: int) -> Any:
 
 # For two neighbouring lanes j = 0, 1 and all 16 * num_parts columns of a head:
 #   out[j, d] += sum over s, in rising order, of weights[16 * s + j] * values[s * value_stride + d]
-# All arguments int64: addresses of float32, and counts; `ahead` as above. The first form wants num_parts to be a multiple of 4.
+# All arguments int64: addresses of float32, and counts; `ahead` as above. The first form wants num_parts to be a
+# multiple of 4.
 add_values_by_4 = _values_intrinsic(4)
 add_values_by_1 = _values_intrinsic(1)
