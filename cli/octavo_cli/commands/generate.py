@@ -16,8 +16,14 @@ def _sampling(command: Any) -> Any:
     options = list[Any](
         (
             click.option("--model", default="", help="Name of a served model; not needed when there is only one."),
-            click.option("--max-tokens", type=int, help="Most tokens of the answer."),
-            click.option("--temperature", type=float, help="0 takes the likeliest token each time."),
+            click.option("--max-tokens", type=int, default=512, show_default=True, help="Most tokens of the answer."),
+            click.option(
+                "--temperature",
+                type=float,
+                default=0.0,
+                show_default=True,
+                help="0 takes the likeliest token each time.",
+            ),
             click.option("--top-k", type=int, help="Keep the k likeliest tokens."),
             click.option("--top-p", type=float, help="Keep the likeliest tokens that reach this probability."),
             click.option("--seed", type=int, help="Equal seeds give equal answers."),
