@@ -80,7 +80,7 @@ def build_served(settings: WorkerSettings) -> Served:
             kv_bytes=settings.kv_bytes,
             num_threads=settings.num_threads or None,
             attention_backend=settings.attention_backend,
-            max_batch_tokens=settings.max_batch_tokens,
+            max_batch_tokens=settings.max_batch_tokens or None,
             max_sequences=settings.max_sequences,
             max_prompt_tokens_beside_decode=settings.max_prompt_tokens_beside_decode,
         )

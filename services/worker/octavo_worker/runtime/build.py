@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 
 BLOCK_SIZE = 16
 
+TOKENS_PER_THREAD, MAX_BATCH_TOKENS = 128, 512
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -46,7 +48,8 @@ class EngineConfig:
     num_threads: int | None = None
     # auto takes the first backend that can serve the model.
     attention_backend: str = "auto"
-    max_batch_tokens: int = 512
+    # None: what the threads compute in a quarter of a second, see `default_batch_tokens`.
+    max_batch_tokens: int | None = None
     max_sequences: int = 64
     max_prompt_tokens_beside_decode: int = 64
     max_chunk_tokens: int | None = None
@@ -138,7 +141,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         poison_fresh_blocks=config.poison_fresh_blocks,
     )
     limits = Limits(
-        max_batch_tokens=config.max_batch_tokens,
+        max_batch_tokens=config.max_batch_tokens or default_batch_tokens(num_threads, config.max_sequences),
         max_sequences=config.max_sequences,
         max_prompt_tokens_beside_decode=config.max_prompt_tokens_beside_decode,
         max_chunk_tokens=config.max_chunk_tokens,
@@ -177,6 +180,15 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         loaded=loaded,
         attention_backend=attention.name,
     )
+
+
+def default_batch_tokens(num_threads: int, max_sequences: int) -> int:
+    """Most tokens of a step: what so many threads compute in about a quarter of a second with a small model.
+
+    A step cannot be interrupted: whoever comes, or cancels a long prompt, waits for its end. Larger steps compute
+    hardly more tokens a second.
+    """
+    return max(min(TOKENS_PER_THREAD * num_threads, MAX_BATCH_TOKENS), max_sequences)
 
 
 def num_blocks_of_longest(context_length: int, num_blocks: int) -> int:
