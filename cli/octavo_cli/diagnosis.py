@@ -183,19 +183,21 @@ def _docker(context: Context) -> Iterator[Finding]:
 
 def _settings(context: Context) -> Iterator[Finding]:
     services = _ask_services()
-    known = {*env_names(CliSettings), *_OTHER_NAMES, *(name for _, values in services for name in values)}
-    unknown = report_unknown(settings_module.environ(), known)
+    known = {*env_names(CliSettings), *_CONSOLE_NAMES, *(name for _, values in services for name in values)}
+    environ = settings_module.environ()
+    unknown = report_unknown(environ, known)
     for name in unknown:
         yield Finding(level=Level.WARNING, what=f"variable {name}", found="nobody reads it", hint="is it spelt right?")
     seen: set[str] = set()
-    for title, values in (("octavo", redacted(context.settings)), *services):
+    console = {name: environ.get(name, "") for name in _CONSOLE_NAMES}
+    for title, values in (("octavo", redacted(context.settings)), *services, ("octavo_ui", console)):
         for name in sorted(values.keys() - seen):
             yield Finding(level=Level.NOTE, what=name, found=values[name] or "(unset)", hint=title)
         seen |= values.keys()
 
 
 # Read by the console, which has no settings class of the common kind.
-_OTHER_NAMES = ("OCTAVO_CONSOLE_HOST", "OCTAVO_CONSOLE_PORT", "OCTAVO_ADMIN_KEY_FILE")
+_CONSOLE_NAMES = ("OCTAVO_CONSOLE_HOST", "OCTAVO_ADMIN_KEY_FILE")
 _CLASSES = (
     ("octavo_gateway", "GatewaySettings"),
     ("octavo_scheduler", "SchedulerSettings"),

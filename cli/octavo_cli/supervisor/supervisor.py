@@ -34,8 +34,6 @@ log = structlog.get_logger(__name__)
 
 # Looks are frequent while something is not ready.
 _LOOK_SOON_S, _LOOK_LATER_S = 0.5, 5.0
-# Told to the console by its own part of the plan; the others would complain about names that they do not know.
-_NOT_INHERITED = (MARK, "OCTAVO_CONSOLE_", "OCTAVO_ADMIN_KEY_FILE")
 # Longer than the gateways drain.
 STOP_GRACE_S = 20.0
 
@@ -55,7 +53,7 @@ class Supervisor:
     ) -> None:
         self._data_dir = data_dir
         self._settings = settings
-        self._environ = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
+        self._environ = {name: value for name, value in environ.items() if name != MARK}
         self._options = options
         self._clock = clock
         self._on_change = on_change

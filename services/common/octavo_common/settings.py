@@ -22,10 +22,12 @@ from octavo_common.errors import InvalidArgument
 PREFIX = "OCTAVO_"
 # A service does not know the names of its siblings' settings; each reports the unknown ones under its own prefix.
 SERVICE_PREFIXES = tuple(
-    f"{PREFIX}{name}_" for name in ("GATEWAY", "SCHEDULER", "WORKER", "UI", "KVSTORE", "EDGE", "TEST")
+    f"{PREFIX}{name}_" for name in ("GATEWAY", "SCHEDULER", "WORKER", "CONSOLE", "KVSTORE", "EDGE", "TEST")
 )
-# Read by clients, by the command line, or by several services under one name.
-SHARED_NAMES = frozenset({"OCTAVO_ADDRESS", "OCTAVO_API_KEY", "OCTAVO_JOB_RETENTION"})
+# Read by clients, by the command line, by several services under one name, or by compose.yaml.
+SHARED_NAMES = frozenset(
+    {"OCTAVO_ADDRESS", "OCTAVO_API_KEY", "OCTAVO_ADMIN_KEY_FILE", "OCTAVO_JOB_RETENTION", "OCTAVO_UID", "OCTAVO_GID"}
+)
 REDACTED = "********"
 
 S = TypeVar("S", bound="CommonSettings")

@@ -1,24 +1,18 @@
-"""`python -m octavo_gateway`: reads the settings and runs the gateway until SIGTERM."""
+"""`python -m octavo_gateway`: one gateway process."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
-from octavo_common.errors import OctavoError
-from octavo_common.exits import explain
-from octavo_common.settings import load
+from octavo_common.starting import start
 from octavo_gateway.app import run
 from octavo_gateway.settings import GatewaySettings
 
 
 def main() -> int:
-    """Run the service; a setting that cannot be used ends it with one line and its hint."""
-    try:
-        return asyncio.run(run(load(GatewaySettings, os.environ)))
-    except OctavoError as error:
-        return explain("octavo-gateway", error)
+    """Run the service; returns its exit code."""
+    return start("octavo-gateway", GatewaySettings, run, os.environ)
 
 
 if __name__ == "__main__":

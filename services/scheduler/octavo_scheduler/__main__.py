@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
-from octavo_common.errors import OctavoError
-from octavo_common.exits import explain
-from octavo_common.settings import load
+from octavo_common.starting import start
 from octavo_scheduler.app import run
 from octavo_scheduler.settings import SchedulerSettings
 
 
 def main() -> int:
-    """Read the settings, run, and say in one line why it could not."""
-    try:
-        return asyncio.run(run(load(SchedulerSettings, os.environ)))
-    except OctavoError as error:
-        return explain("octavo-scheduler", error)
+    """Run the service; returns its exit code."""
+    return start("octavo-scheduler", SchedulerSettings, run, os.environ)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ PROMPT = [5, 80, 200, 33, 7, 7, 120, 61, 9, 250, 14, 77, 3, 190, 41, 88, 23, 5]
 def checkpoint(tmp_path_factory) -> tuple[Path, list[int]]:
     """A model directory, and the greedy continuation of PROMPT by transformers."""
     import torch
-    from tests_text_support import byte_level_tokenizer
+    from fakes.small_tokenizers import byte_level_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
     path = tmp_path_factory.mktemp("checkpoint")

@@ -97,6 +97,8 @@ def test_unknown_names_are_reported_with_a_guess() -> None:
         "OCTAVO_GATEWAY_GRPC_PORT": "1",
         "OCTAVO_WORKER_MODEL": "sibling",
         "OCTAVO_API_KEY": "of clients",
+        "OCTAVO_CONSOLE_PORT": "of the console",
+        "OCTAVO_ADMIN_KEY_FILE": "of the console",
         "PATH": "/bin",
     }
     with capture_logs() as logs:
