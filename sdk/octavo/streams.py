@@ -17,7 +17,14 @@ from dataclasses import dataclass
 
 from octavo import calls, parsing
 from octavo.calls import Call
-from octavo.errors import AbortedError, DeadlineExceededError, OctavoError, UnavailableError
+from octavo.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    OctavoError,
+    UnavailableError,
+)
 from octavo.retry import Patience, RetryPolicy, is_broken
 from octavo.v1 import gateway_pb2
 from octavo.values import Chunk, GenerationResult, JobHandle
@@ -47,7 +54,11 @@ class StreamMachine:
         job_id: str = "",
         token_ids: Sequence[int] = (),
     ) -> None:
-        assert request is not None or job_id
+        """Raises NotFoundError or InvalidArgumentError when neither a request nor a job can be asked for."""
+        if request is None and not job_id:
+            raise NotFoundError("a job without an id cannot be attached to", code="JOB_NOT_FOUND", param="job_id")
+        if any(not 0 <= token < 2**31 for token in token_ids):
+            raise InvalidArgumentError("token ids must be from 0 to 2147483647", param="token_ids")
         self._request = request
         self._resumable = resumable
         self._patience = Patience(policy)

@@ -12,6 +12,7 @@ from octavo.errors import (
     CancelledError,
     DeadlineExceededError,
     InvalidArgumentError,
+    NotFoundError,
     OctavoError,
     UnavailableError,
 )
@@ -237,3 +238,11 @@ def test_unset_parameters_stay_unset() -> None:
     assert list(built.sampling.stop) == ["end"] and not built.HasField("timeout")
     assert request.generation(token_ids=[]).WhichOneof("input") == "tokens"
     assert request.generation(messages=[]).WhichOneof("input") == "chat"
+
+
+def test_attaching_to_nothing_is_an_error_that_callers_can_act_on() -> None:
+    with pytest.raises(NotFoundError):
+        StreamMachine(None, policy=POLICY, resumable=True)
+    for token in (-1, 2**31):
+        with pytest.raises(InvalidArgumentError):
+            StreamMachine(None, policy=POLICY, resumable=True, job_id="job-1", token_ids=[token])
