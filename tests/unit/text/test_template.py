@@ -177,3 +177,10 @@ def test_threads_share_a_template(template_of):
     for thread in threads:
         thread.join()
     assert got == {t: t for t in texts}
+
+
+def test_a_fault_is_told_in_one_sentence_with_a_hint(template_of):
+    with pytest.raises(TemplateError) as caught:
+        template_of("{{ messages.append(1) }}").render(HELLO)
+    assert "append" in caught.value.message and not caught.value.message.endswith(".")
+    assert "model" in caught.value.hint and "\n" not in caught.value.message

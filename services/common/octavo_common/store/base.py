@@ -19,7 +19,10 @@ def translated() -> Iterator[None]:
     try:
         yield
     except exc.DataError as error:
-        raise InvalidArgument(f"a value cannot be stored: {error.orig}") from error
+        # The driver's own words are about columns and encodings, which are nobody's business outside.
+        raise InvalidArgument(
+            "a value of the request cannot be stored", hint="is there a NUL character in a text, or a number too large?"
+        ) from error
     except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:
         raise Unavailable(
             "the database does not answer", hint="`octavo doctor` looks at it", retry_after_s=1.0

@@ -21,6 +21,7 @@ from octavo_common.text.helper import Helper, HelperLost
 log = structlog.get_logger(__name__)
 
 _CODE = "TEMPLATE_ERROR"
+_HINT = "the template came with the model's files; plain prompts do without it"
 _START_S = 20.0
 _MAX_BYTES = 512 * 1024 * 1024
 
@@ -84,9 +85,9 @@ class ChatTemplate:
             return answer["text"]
         if answer["refused"]:
             raise TemplateRefused(
-                f"the model's chat template refuses the messages: {answer['error']}", param="messages"
+                f"the model's chat template refuses the messages: {_clause(answer['error'])}", param="messages"
             )
-        raise TemplateError(f"the model's chat template failed: {answer['error']}")
+        raise TemplateError(f"the model's chat template failed: {_clause(answer['error'])}", hint=_HINT)
 
     def start(self) -> None:
         """Start the helper now, so that the first render is as quick as the others."""
@@ -122,7 +123,7 @@ class ChatTemplate:
             if not self._suspect:
                 log.warning("template.stopped", reason=str(error))
             self._suspect = True
-            raise TemplateError(f"the model's chat template was stopped: {error}") from error
+            raise TemplateError(f"the model's chat template was stopped: {error}", hint=_HINT) from error
         self._suspect = False
         return json.loads(answer)
 
@@ -148,3 +149,8 @@ class ChatTemplate:
         helper, self._helper = self._helper, None
         if helper is not None:
             helper.kill()
+
+
+def _clause(text: str) -> str:
+    """A foreign message as the end of a sentence of ours: on one line, without its full stop."""
+    return " ".join(text.split()).removesuffix(".")

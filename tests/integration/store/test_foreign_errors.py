@@ -1,0 +1,17 @@
+"""What the database objects to, in words of ours."""
+
+from __future__ import annotations
+
+import pytest
+from store_world import World
+
+from octavo_common.errors import InvalidArgument
+
+
+@pytest.mark.parametrize("model", ["a\0b", "\0"])
+async def test_a_value_that_no_row_can_hold_is_the_callers_error_and_tells_nothing_of_the_database(
+    world: World, model: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await world.jobs.list(tenant=None, states=(), model=model, limit=1, before=None)
+    assert "PostgreSQL" not in caught.value.message and "NUL" in caught.value.hint
