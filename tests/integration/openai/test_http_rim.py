@@ -112,6 +112,19 @@ async def test_a_bad_body_gets_a_clear_error_and_makes_no_job(http: HttpWorld, n
     assert await http.worker.placement.queue(10) == []
 
 
+@pytest.mark.parametrize(
+    ("headers", "status", "code", "says"),
+    [
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 400, "malformed_json", "application/json"),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415, "unsupported_encoding", "Encoding"),
+    ],
+)
+async def test_bodies_of_other_kinds_are_refused_with_a_hint(http: HttpWorld, headers, status, code, says):
+    answer = await http.raw().post("/v1/completions", content=b"prompt=x", headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code) and says in error["hint"]
+
+
 async def test_a_body_that_grows_beyond_the_limit_without_saying_so_is_refused(http: HttpWorld):
     async def parts():
         for _ in range(100):

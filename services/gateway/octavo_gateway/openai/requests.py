@@ -24,15 +24,27 @@ async def authenticate(request: Request, api: GenerationApi) -> Principal:
 
 async def read_json(request: Request, max_bytes: int) -> Any:
     """The body as JSON. Raises BadRequest for a body that is too large or is no JSON, ClientGone."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise BadRequest(
+            f"bodies in the encoding {encoding[:64]!r} are not taken",
+            code="UNSUPPORTED_ENCODING",
+            hint="send the body as it is, without Content-Encoding",
+            http_status=415,
+        )
     data = await _read(request, max_bytes)
+    # Clients that send JSON under another name (curl -d does) are understood.
+    hint = "" if "json" in request.headers.get("content-type", "json") else "send JSON as application/json"
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is not valid UTF-8 at byte {error.start}", code="MALFORMED_JSON") from error
+        raise BadRequest(
+            f"the body is not valid UTF-8 at byte {error.start}", code="MALFORMED_JSON", hint=hint
+        ) from error
     except BadRequest:
         raise
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not valid JSON: {error}"[:300], code="MALFORMED_JSON") from error
+        raise BadRequest(f"the body is not valid JSON: {error}"[:300], code="MALFORMED_JSON", hint=hint) from error
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
