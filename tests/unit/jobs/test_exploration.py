@@ -8,7 +8,8 @@ from typing import Any
 
 import exploration
 import pytest
-from exploration import NUM_TOKENS, World, canonical, start, steps
+from exploration import steps
+from exploration_world import NUM_TOKENS, World, canonical, start
 
 from octavo_common.jobs import transitions
 from octavo_common.jobs.model import JobState
