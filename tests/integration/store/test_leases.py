@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from uuid import UUID
 
 import pytest
 from store_world import World, result
@@ -122,6 +123,20 @@ async def test_queue_and_fleet_tell_whose_jobs_they_are_and_of_which_trace(world
     assert (queued.fair_key, queued.traceparent) == ("alice", "00-trace")
     (seen,) = await world.placement.fleet()
     assert [(j.id, j.fair_key) for j in seen.jobs] == [(held.id, "bob")]
+
+
+async def test_processes_are_listed_with_and_without_bounds(world: World) -> None:
+    assert await world.processes.list() == []
+    worker, gateway = await world.worker(), await world.gateway()
+    await world.age(gateway, 60)
+
+    async def listed(role: str | None = None, max_age_s: float | None = None) -> list[UUID]:
+        return [record.id for record in await world.processes.list(role, max_age_s)]
+
+    assert await listed() == [worker, gateway]
+    assert await listed("worker") == await listed("worker", 30.0) == await listed(None, 30.0) == [worker]
+    assert await listed("gateway") == [gateway]
+    assert await listed("gateway", 30.0) == await listed("scheduler") == []
 
 
 async def test_the_fleet_shows_losses_only_until_there_is_progress(world: World) -> None:
