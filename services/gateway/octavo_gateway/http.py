@@ -18,6 +18,8 @@ log = structlog.get_logger(__name__)
 # Open streams have been told by then; what is left is a client that does not read.
 STOP_S = 1
 START_S = 10.0
+# The Date header's resolution.
+TICK_S = 1.0
 
 
 class _Server(uvicorn.Server):
@@ -26,11 +28,20 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self.ending = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it begins to listen."""
         await super().startup(sockets)
         self.ready.set()
+
+    async def main_loop(self) -> None:
+        """Called by uvicorn while it serves; its own loop would wake ten times a second."""
+        # Tick 0 is one of those that make the Date header anew.
+        while not (self.ending.is_set() or await self.on_tick(0)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self.ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -83,4 +94,5 @@ class HttpServer:
         if self._task is None:
             return
         self._server.should_exit = True
+        self._server.ending.set()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -105,9 +105,30 @@ class Listener:
         return connection
 
     async def _read(self, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
+        """Until the connection breaks. Sleeps in the event loop: psycopg's own wait wakes ten times a second."""
+        # For those that come in with the answer to a ping.
+        connection.add_notify_handler(lambda _: self._woken.set())
         while True:
-            async for _ in connection.notifies(timeout=self._ping_s):
-                self._woken.set()
-            # A half-open connection looks idle for ever; the ping finds out.
-            async with asyncio.timeout(_PING_TIMEOUT_S):
-                await connection.execute("select 1")
+            if await _is_readable(connection.fileno(), self._ping_s):
+                connection.pgconn.consume_input()
+                while connection.pgconn.notifies():
+                    self._woken.set()
+            else:
+                # A half-open connection looks idle for ever; the ping finds out.
+                async with asyncio.timeout(_PING_TIMEOUT_S):
+                    await connection.execute("select 1")
+
+
+async def _is_readable(fileno: int, timeout_s: float) -> bool:
+    """Wait until there is something to read; False when the time is over."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(fileno, readable.set)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await readable.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(fileno)
+    return True
