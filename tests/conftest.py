@@ -23,6 +23,21 @@ __all__ = ["demo_model_path"]
 _numbers = count()
 
 
+@pytest.fixture(autouse=True)
+def _logs_of_its_own() -> Iterator[None]:
+    """A test that configures the logs leaves the next one no stream that is closed by then."""
+    yield
+    structlog.reset_defaults()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With OCTAVO_NO_SKIPS a skipped test is a failure: there, everything that a test may need is installed."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if os.environ.get("OCTAVO_NO_SKIPS") and skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests were skipped, and none may be here", red=True)
+        terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(scope="session")
 def pg_admin_dsn() -> Iterator[str]:
     """A server for the session: the embedded one, or the one that OCTAVO_TEST_DATABASE_URL names."""

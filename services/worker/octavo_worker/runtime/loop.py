@@ -84,8 +84,11 @@ class EngineLoop:
                     self._last_progress_s = self._clock.monotonic()
                     on_deltas(deltas, self._engine.stats(), self._last_progress_s - started_s)
         except BaseException as error:  # the top of the thread: nobody else would hear of it
-            log.exception("engine.crashed")
-            on_crash(error)
+            try:
+                log.exception("engine.crashed")
+            finally:
+                # Whatever becomes of the line: a worker that does not hear of it would wait for ever.
+                on_crash(error)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when it is time to end."""
