@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import structlog
 from plugins_models import demo_model_path
 from psycopg import sql
 from sqlalchemy import make_url
