@@ -40,7 +40,7 @@ async def _start(world: World, tmp_path: Path, **environ: str) -> asyncio.subpro
 
 async def test_a_process_serves_both_apis_and_hands_its_streams_over(world: World, tmp_path: Path) -> None:
     worker = await world.worker()
-    process = await _start(world, tmp_path)
+    process = await _start(world, tmp_path, OCTAVO_GATEWAY_MAX_MESSAGE_BYTES="65536")
     try:
         async with asyncio.timeout(30):
             while not (found := await world.processes.list("gateway")):
@@ -52,6 +52,8 @@ async def test_a_process_serves_both_apis_and_hands_its_streams_over(world: Worl
             assert (await http.get("/health")).status_code == 200
             models = await http.get("/v1/models", headers={"authorization": f"Bearer {world.key}"})
             assert [m["id"] for m in models.json()["data"]] == ["tiny"]
+            large = await http.post("/v1/completions", headers=dict(models.request.headers), content=b" " * 70_000)
+            assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
         client = Client(int(row.address.rpartition(":")[2]), world.key)
         world.stack.push_async_callback(client.channel.close)
         stream = client.generate(on_disconnect=DETACH)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx
 import pytest
 from http_world import HttpWorld, data_of, eventually, sse
+
+from octavo_gateway.openai.app import make_app
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 COMPLETION = {"model": "tiny", "prompt": "hi", "max_tokens": 4}
@@ -145,6 +148,13 @@ async def test_unknown_paths_and_methods_have_errors_of_the_same_form(http: Http
     for method, path, status in [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/", 404)]:
         answer = await http.raw().request(method, path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, "unknown_url")
+
+
+@pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])
+async def test_health_says_what_the_gateway_says(http: HttpWorld, ready: bool, status: int):
+    app = make_app(http.gateway.gateway.api, health=lambda: ready)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        assert (await client.get("/health")).status_code == status
 
 
 async def test_health_and_metrics_need_no_key(http: HttpWorld):
