@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -54,6 +55,18 @@ def test_every_test_file_has_a_name_of_its_own() -> None:
     """Folders of tests are no packages, so two files of one name cannot be collected in one run."""
     names = Counter(p.name for p in (ROOT / "tests").rglob("*.py") if p.name not in ("conftest.py", "__init__.py"))
     assert [name for name, num_files in names.items() if num_files > 1] == []
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    pages = [p for p in ROOT.rglob("*.md") if not any(part.startswith(".") for part in p.relative_to(ROOT).parts)]
+    assert ROOT / "README.md" in pages
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert broken == []
 
 
 def test_importing_a_module_has_no_side_effects() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
@@ -74,6 +76,17 @@ def test_the_http_api_answers_with_the_same_key(octavo) -> None:
         assert [model["id"] for model in json.load(answer)["data"]] == ["smollm2-135m"]
 
 
+README = (Path(__file__).parents[2] / "sdk" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_every_example_of_the_sdks_readme_runs_as_it_stands(octavo, code: str) -> None:
+    key = octavo.ok("keys", "show").strip()
+    environ = {**octavo.environ(), "OCTAVO_ADDRESS": octavo.status()["grpc"][0], "OCTAVO_API_KEY": key}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
 def test_a_second_up_says_that_it_runs_already(octavo) -> None:
     out = octavo.ok("up", "--detach", "--wait")
     assert octavo.status()["grpc"][0] in out
@@ -107,6 +120,26 @@ def test_a_stream_survives_its_gateway_and_the_supervisor_brings_it_back(octavo)
         assert stream.result is not None and len(ids) == 120
     octavo.ok("up", "--detach", "--wait")
     assert octavo.pids("gateway") != [gateway]
+
+
+def test_a_database_that_dies_is_started_again_and_a_stream_only_waits(octavo) -> None:
+    pid_file = octavo.data_dir / "pg" / "postmaster.pid"
+    before = int(pid_file.read_text().split()[0])
+    with _client(octavo) as client:
+        undisturbed = _read(client.generate(**_options()), [])
+        stream, ids = client.generate(**_options()), []
+        chunks = iter(stream)
+        while len(ids) < 10:
+            ids += next(chunks).token_ids
+        os.kill(before, signal.SIGKILL)
+        assert _read(chunks, ids) == undisturbed
+        # Said after the commit: the server is back.
+        assert stream.result is not None
+        assert client.jobs.get(stream.job_id).state is JobState.SUCCEEDED
+    assert int(pid_file.read_text().split()[0]) != before
+    assert "Paris" in octavo.ok(
+        "generate", "What is the capital of France?", "--temperature", "0", "--max-tokens", "32"
+    )
 
 
 def test_ctrl_c_in_generate_cancels_the_job(octavo) -> None:
