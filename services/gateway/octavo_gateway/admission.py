@@ -23,7 +23,7 @@ from octavo_common.prefix import prefix_keys
 from octavo_common.store import JobStore
 from octavo_gateway.models import Catalogue
 from octavo_gateway.prompts import PreparedPrompt, Prompts
-from octavo_gateway.validation import OnDisconnect, ValidRequest
+from octavo_gateway.requests import OnDisconnect, ValidRequest
 
 log = structlog.get_logger(__name__)
 

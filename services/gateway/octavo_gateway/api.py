@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from octavo_gateway.validation import OnDisconnect, ValidRequest
+from octavo_gateway.requests import OnDisconnect, ValidRequest
 from octavo_gateway.values import AcceptedJob, Finish, ModelInfo, TokenPiece
 
 if TYPE_CHECKING:

@@ -36,10 +36,10 @@ from octavo_gateway.models import Catalogue
 from octavo_gateway.observe import Observer
 from octavo_gateway.openai.app import make_app
 from octavo_gateway.prompts import Prompts
+from octavo_gateway.requests import RequestLimits
 from octavo_gateway.service import FleetServicer, GenerationServicer, JobServicer, ModelServicer
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.streams import StreamHub
-from octavo_gateway.validation import RequestLimits
 from octavo_gateway.workers import WorkerPool
 
 # Submissions, row reads, heartbeat and listings at once.

@@ -15,7 +15,7 @@ from octavo_common.errors import InvalidArgument, OctavoError, Status
 from octavo_common.jobs.model import Job, JobEvent, JobState, ProcessRecord
 from octavo_common.jobs.spec import FinishReason, GenerationResult, JobFailure, UsageRecord
 from octavo_common.prefix import tokens_digest
-from octavo_gateway.validation import Message, OnDisconnect, RawRequest
+from octavo_gateway.requests import Message, OnDisconnect, RawRequest
 from octavo_gateway.values import AcceptedJob, Ended, Finish, ModelInfo, TokenPiece, WorkerMessage
 
 _FINISH_NAMES: dict[common_pb2.FinishReason, FinishReason] = {

@@ -15,8 +15,9 @@ from octavo_gateway.jobs import Jobs, parse_job_id, visible_tenant
 from octavo_gateway.models import Catalogue
 from octavo_gateway.observe import DISCONNECTED, Observation, Observer, RequestObservation
 from octavo_gateway.prompts import check_vocabulary
+from octavo_gateway.requests import OnDisconnect, ValidRequest
 from octavo_gateway.streams import StreamHub
-from octavo_gateway.validation import OnDisconnect, ValidRequest, check_token_ids
+from octavo_gateway.validation import check_token_ids
 from octavo_gateway.values import AcceptedJob, Finish, ModelInfo, TokenPiece
 
 

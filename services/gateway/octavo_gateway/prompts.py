@@ -22,7 +22,7 @@ from octavo_common.store import ArtifactStore
 from octavo_common.text.answers import answer_stream, lead_text
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
-from octavo_gateway.validation import ChatPrompt, Prompt, TextPrompt, ValidRequest
+from octavo_gateway.requests import ChatPrompt, Prompt, TextPrompt, ValidRequest
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

@@ -15,7 +15,8 @@ from octavo_gateway import convert
 from octavo_gateway.api import GenerationApi
 from octavo_gateway.auth import current_principal
 from octavo_gateway.jobs import Jobs, require_admin
-from octavo_gateway.validation import RequestLimits, validate
+from octavo_gateway.requests import RequestLimits
+from octavo_gateway.validation import validate
 from octavo_gateway.values import AcceptedJob
 from octavo_gateway.workers import WorkerPool
 

@@ -21,7 +21,7 @@ from octavo_common.jobs.model import Job
 from octavo_gateway.chores import Chores
 from octavo_gateway.contact import ContactRows
 from octavo_gateway.relay import Relay, Rows
-from octavo_gateway.validation import OnDisconnect
+from octavo_gateway.requests import OnDisconnect
 from octavo_gateway.values import Finish, TokenPiece
 from octavo_gateway.workers import WorkerPool
 

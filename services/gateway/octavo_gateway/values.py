@@ -8,7 +8,7 @@ from uuid import UUID
 
 from octavo_common.jobs.spec import FinishReason, JobFailure, UsageRecord
 from octavo_gateway.observe import Observation
-from octavo_gateway.validation import OnDisconnect, Operation
+from octavo_gateway.requests import OnDisconnect, Operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

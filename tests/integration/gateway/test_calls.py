@@ -270,7 +270,8 @@ async def test_workers_are_listed_and_their_records_are_for_admins(world: World)
 
 
 async def test_a_stream_that_nobody_reads_is_a_client_that_has_gone(world: World) -> None:
-    from octavo_gateway.validation import RawRequest, validate
+    from octavo_gateway.requests import RawRequest
+    from octavo_gateway.validation import validate
 
     gateway = await world.gateway()
     await world.worker()
@@ -282,7 +283,8 @@ async def test_a_stream_that_nobody_reads_is_a_client_that_has_gone(world: World
 
 
 async def test_a_caller_cancelled_while_its_job_is_written_leaves_no_job_behind(world: World) -> None:
-    from octavo_gateway.validation import RawRequest, validate
+    from octavo_gateway.requests import RawRequest
+    from octavo_gateway.validation import validate
 
     gateway = await world.gateway()
     await world.worker()

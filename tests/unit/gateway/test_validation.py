@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_common.errors import InvalidArgument
-from octavo_gateway.validation import (
+from octavo_gateway.requests import (
     ChatPrompt,
     Message,
     OnDisconnect,
@@ -19,8 +19,8 @@ from octavo_gateway.validation import (
     RequestLimits,
     TextPrompt,
     TokenPrompt,
-    validate,
 )
+from octavo_gateway.validation import validate
 
 GOOD = RawRequest(prompt="hello")
 SURROGATE = "a\ud800b"

@@ -20,7 +20,8 @@ from octavo_gateway.openai.bodies import ChatBody, CompletionBody, StreamOptions
 from octavo_gateway.openai.errors import BadRequest, error_response
 from octavo_gateway.openai.requests import ClientGone, authenticate, read_json
 from octavo_gateway.openai.streaming import SILENCE_S, EventStream, collect, unless_gone
-from octavo_gateway.validation import RequestLimits, validate
+from octavo_gateway.requests import RequestLimits
+from octavo_gateway.validation import validate
 
 log = structlog.get_logger(__name__)
 

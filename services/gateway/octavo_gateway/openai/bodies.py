@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from octavo_gateway.openai.errors import BadRequest
 from octavo_gateway.openai.support import refuse_unsupported
-from octavo_gateway.validation import Message, OnDisconnect, RawRequest
+from octavo_gateway.requests import Message, OnDisconnect, RawRequest
 
 # The legacy endpoint's own default; chats may take what the context leaves.
 DEFAULT_COMPLETION_TOKENS = 16
