@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -25,13 +25,22 @@ class Keeper:
     """One process and its history. Mutable; lives in the supervisor's event loop."""
 
     def __init__(
-        self, spec: ServiceSpec, *, environ: Mapping[str, str], log_file: Path, clock: Clock, policy: RestartPolicy
+        self,
+        spec: ServiceSpec,
+        *,
+        environ: Mapping[str, str],
+        log_file: Path,
+        clock: Clock,
+        policy: RestartPolicy,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_news`` is called when the process ends and when it starts."""
         self.spec = spec
         self._environ = environ
         self._log_file = log_file
         self._clock = clock
         self._policy = policy
+        self._on_news = on_news
         self._history = History()
         self._process: subprocess.Popen[bytes] | None = None
         self._started: int | None = None
@@ -94,10 +103,10 @@ class Keeper:
         while not self._stopping:
             self._start()
             assert self._process is not None
-            while (code := self._process.poll()) is None:
-                await self._clock.sleep(_POLL_S)
+            code = await processes.wait_end(self._process, self._clock)
             processes.kill_group(self._process.pid)
             self._process = None
+            self._on_news()
             if self._stopping:
                 log.info("service.stopped", name=self.spec.name, code=code)
                 break
@@ -122,6 +131,7 @@ class Keeper:
         self._started = processes.start_ticks(self._process.pid)
         self._state, self._reason = "starting", "was started just now"
         self._is_settled = False
+        self._on_news()
         log.info("service.started", name=self.spec.name, pid=self._process.pid)
 
     async def _wait(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,6 +14,9 @@ from pathlib import Path
 import psutil
 
 from octavo_cli.supervisor.plan import MARK
+from octavo_common.clock import Clock
+
+_POLL_S = 0.2
 
 # A function that runs between fork and exec would do the same, and make Popen fork: the fork handlers of gRPC, which
 # the supervisor uses to look at gateways, can crash the child.
@@ -41,6 +45,30 @@ def spawn(argv: Iterable[str], env: Mapping[str, str], log: Path, *, cwd: Path) 
             stderr=output,
             process_group=0,
         )
+
+
+async def wait_end(process: subprocess.Popen[bytes], clock: Clock) -> int:
+    """Wait until a child ends; returns its exit code. Where the system tells, nothing wakes up before that."""
+    fileno = _open_pidfd(process.pid)
+    if fileno is None:
+        while (code := process.poll()) is None:
+            await clock.sleep(_POLL_S)
+        return code
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(fileno, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(fileno)
+        os.close(fileno)
+    return process.wait()
+
+
+def _open_pidfd(pid: int) -> int | None:
+    if sys.platform == "linux":
+        with suppress(OSError):  # an old kernel, or no descriptors left
+            return os.pidfd_open(pid)
+    return None
 
 
 def start_ticks(pid: int) -> int | None:

@@ -59,6 +59,8 @@ class Supervisor:
         self._on_change = on_change
         self._keepers: list[Keeper] = []
         self._stop = asyncio.Event()
+        # A process ended or was started, or the stop was said.
+        self._news = asyncio.Event()
         self._state = UpState(
             pid=os.getpid(), started=processes.start_ticks(os.getpid()), phase="preparing", options=options.to_json()
         )
@@ -67,7 +69,7 @@ class Supervisor:
         """Run until SIGTERM or SIGINT; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._say_stop)
         self._change(detail="looking for free ports")
         prepared: Prepared | None = None
         engine: AsyncEngine | None = None
@@ -135,6 +137,7 @@ class Supervisor:
         tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
         try:
             while not self._stop.is_set():
+                self._news.clear()
                 self._check_failures()
                 try:
                     await self._keep_database(prepared)
@@ -180,12 +183,13 @@ class Supervisor:
 
     async def _pause(self, seconds: float) -> None:
         """Wait until the next look: sooner when a process ends or the stop is said."""
-        end_s = self._clock.monotonic() + seconds
-        pids = [keeper.pid for keeper in self._keepers]
-        while self._clock.monotonic() < end_s and not self._stop.is_set():
-            if seconds > _LOOK_SOON_S and pids != [keeper.pid for keeper in self._keepers]:
-                return
-            await self._clock.sleep(0.25)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+
+    def _say_stop(self) -> None:
+        self._stop.set()
+        self._news.set()
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         for keeper in self._keepers:
@@ -230,7 +234,12 @@ class Supervisor:
 
     def _keeper(self, spec: ServiceSpec) -> Keeper:
         return Keeper(
-            spec, environ=self._environ, log_file=self._log_file(spec), clock=self._clock, policy=RestartPolicy()
+            spec,
+            environ=self._environ,
+            log_file=self._log_file(spec),
+            clock=self._clock,
+            policy=RestartPolicy(),
+            on_news=self._news.set,
         )
 
     def _log_file(self, spec: ServiceSpec) -> Path:
