@@ -54,6 +54,8 @@ class Rounds:
         self.undisturbed_s = time.monotonic() - began_s
         troubles = check_ended_once(cluster, self._undisturbed)
         assert not troubles, troubles
+        # From nothing to a token, with all requests at once: what a resumed stream may take on a busy machine too.
+        self.slowest_start_s = max(o.arrivals[0][0] for o in self._undisturbed if o.arrivals) - began_s
         self._prompts = prompt_ids(cluster, self._undisturbed)
 
     def run(self, fault: str) -> RoundResult:

@@ -15,6 +15,8 @@ __all__ = ["demo_model_path"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 NUM_WARM, NUM_LEAVERS = 6, 38
+# Half a second on a quiet machine, which benchmarks/soak.py holds it to.
+MAX_FREED_S = 2.5
 
 
 @pytest.fixture(scope="module")
@@ -37,5 +39,6 @@ def test_clients_that_disconnect_at_any_stage_leave_nothing_behind(cluster: Clus
     for one in departures:
         print(one.stage, sorted(round(t, 3) for t in one.freed_s))
     assert [trouble for one in departures for trouble in one.troubles] == []
+    assert max(one.p99_s for one in departures) < MAX_FREED_S
     assert after == before
     assert cluster.query("select id from jobs where ended_at is null") == []
