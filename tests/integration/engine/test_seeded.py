@@ -17,12 +17,30 @@ WAYS = {
 }
 
 
+def passes(logits_V, way, slack):
+    """Which tokens pass the filters of a way; a positive slack lets those pass too that rounding may let in."""
+    order = np.argsort(-logits_V, kind="stable")
+    weights = np.exp((logits_V[order] - logits_V[order[0]]) / way["temperature"])
+    kept = np.ones(len(order), bool)
+    if way.get("top_k"):
+        kept &= logits_V[order] >= logits_V[order[way["top_k"] - 1]] - slack
+    weights *= kept
+    before = (np.cumsum(weights) - weights) / weights.sum()
+    kept &= before < way.get("top_p", 2.0) + slack
+    passed = np.zeros(len(order), bool)
+    passed[order[kept]] = True
+    return passed
+
+
 def scores_of(prompt, way, seed):
     """Score of every token at each position of an answer: logit with noise, in units of logits."""
 
     def scores(index, logits_V):
         key = noise_key(seed=seed, choice=0, position=len(prompt) + index, label=Label.TARGET)
-        return logits_V + way["temperature"] * gumbels(key, np.arange(len(logits_V)))
+        found = logits_V + way["temperature"] * gumbels(key, np.arange(len(logits_V)))
+        best = found[passes(logits_V, way, 0.0)].max()
+        # At the border of a filter a token may win that does not pass, but it is not missed when it does not.
+        return np.where(passes(logits_V, way, 1e-3), np.minimum(found, best), -np.inf)
 
     return scores
 
