@@ -42,11 +42,11 @@ class Presence:
         return self._process.id
 
     async def announce(self, *, address: str, http_address: str, metrics_address: str) -> None:
-        """Write the row."""
+        """Write the row, however long the database is away."""
         self._process = replace(
             self._process, address=address, http_address=http_address, metrics_address=metrics_address
         )
-        await self._processes.register(self._process)
+        await self._processes.announce(self._process, self._clock)
 
     async def keep(self) -> None:
         """Renew the row every third of the lease, for ever; register again when somebody removed it."""

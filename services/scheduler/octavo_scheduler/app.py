@@ -88,7 +88,7 @@ async def _run(settings: SchedulerSettings, process_id: UUID, telemetry: setup.T
             pid=os.getpid(),
             lease_s=settings.lease_s,
         )
-        await processes.register(process)
+        await processes.announce(process, clock)
         for name, work in (
             ("placement", loop.run()),
             ("heartbeat", keep_present(processes, process, clock)),

@@ -239,3 +239,26 @@ def free_port() -> int:
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+async def test_an_end_before_the_process_is_ready_waits_for_nothing() -> None:
+    life, told = Lifecycle(), []
+
+    async def on_ready(_address: str) -> None:
+        life.stop("told to")
+        await asyncio.Event().wait()
+
+    async def note(what: str) -> None:
+        told.append(what)
+
+    running = serve(
+        make_server(),
+        host="127.0.0.1",
+        port=0,
+        on_ready=on_ready,
+        on_drain=lambda: note("drained"),
+        on_stop=lambda: note("stopped"),
+        lifecycle=life,
+    )
+    assert await asyncio.wait_for(running, 5) == 0
+    assert told == ["stopped"]

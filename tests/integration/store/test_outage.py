@@ -20,7 +20,8 @@ from octavo_common.db.embedded import EmbeddedPostgres
 from octavo_common.db.engine import connect
 from octavo_common.db.migrate import upgrade
 from octavo_common.errors import Unavailable
-from octavo_common.jobs.model import Held, JobState
+from octavo_common.ids import new_process_id
+from octavo_common.jobs.model import Held, JobState, NewProcess
 from octavo_common.jobs.transitions import JOBS_CHANNEL
 from octavo_common.store import Listener
 
@@ -125,3 +126,15 @@ async def test_a_connection_that_the_server_has_closed_is_replaced_before_it_is_
         assert closed.rowcount
     for _ in range(6):
         await world.processes.heartbeat(worker)
+
+
+async def test_a_process_that_starts_while_the_database_is_away_is_there_when_it_comes_back(outage: Outage) -> None:
+    world = outage.world
+    await outage.begin(kill=False)
+    process = NewProcess(id=new_process_id(), role="gateway", address="127.0.0.1:1", lease_s=15.0)
+    announcing = asyncio.create_task(world.processes.announce(process, SystemClock()))
+    await asyncio.sleep(0.3)
+    assert not announcing.done()
+    await outage.end()
+    await asyncio.wait_for(announcing, 20)
+    assert [record.id for record in await world.processes.list()] == [process.id]

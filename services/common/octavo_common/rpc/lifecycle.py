@@ -103,19 +103,20 @@ async def serve(
     """Run a server until a signal or `lifecycle.stop`, and return the exit code.
 
     bind -> on_ready(address) -> health SERVING -> ... -> health NOT_SERVING, on_drain() -> wait for calls, at most
-    drain_s -> stop -> on_stop(). `on_ready` announces the address to the others; `on_stop` runs also when it failed.
+    drain_s -> stop -> on_stop(). `on_ready` announces the address to the others, and may wait for what it needs; it is
+    cancelled when the end is asked for before it is done, and then there is nothing to drain. `on_stop` runs always.
     """
     life = lifecycle or Lifecycle()
     life.handle_signals()
     try:
         bound = await server.start(host, port)
         address = f"{advertise_host or advertised(host)}:{bound}"
-        await on_ready(address)
-        await server.set_serving(True)
-        log.info("process.ready", address=address)
-        await life.stopping.wait()
-        log.info("process.draining", reason=life.reason)
-        await _unless(life.hurry, _drain(server, drain_s, refuse_new, on_drain))
+        if await _unless(life.stopping, on_ready(address)):
+            await server.set_serving(True)
+            log.info("process.ready", address=address)
+            await life.stopping.wait()
+            log.info("process.draining", reason=life.reason)
+            await _unless(life.hurry, _drain(server, drain_s, refuse_new, on_drain))
     finally:
         await server.stop()
         if on_stop is not None:
@@ -145,8 +146,8 @@ async def _drain(
         waiting.cancel()
 
 
-async def _unless(event: asyncio.Event, work: Awaitable[None]) -> None:
-    """Do some work, but no longer than until the event."""
+async def _unless(event: asyncio.Event, work: Awaitable[None]) -> bool:
+    """Do some work, but no longer than until the event. True when it was done."""
     task, hurried = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait((task, hurried), return_when=asyncio.FIRST_COMPLETED)
@@ -156,3 +157,4 @@ async def _unless(event: asyncio.Event, work: Awaitable[None]) -> None:
     (result,) = await asyncio.gather(task, return_exceptions=True)
     if isinstance(result, Exception):
         raise result
+    return not task.cancelled()

@@ -6,13 +6,20 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
+import structlog
 from sqlalchemy import ARRAY, BigInteger, Float, Integer, Text, Uuid, bindparam, delete, func, text, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
+from octavo_common.clock import Clock
 from octavo_common.db.tables import processes
+from octavo_common.errors import Unavailable
 from octavo_common.jobs.model import HeartbeatAnswer, Held, NewProcess, ProcessRecord
 from octavo_common.jobs.spec import ModelCard
 from octavo_common.store.base import Store
+
+log = structlog.get_logger(__name__)
+
+ANNOUNCE_PAUSE_S = 0.5
 
 # Without waiting for the disk: a renewal that a crash of the database loses is made again, and the reaper waits for a
 # whole lease after the server's start. An expired lease is renewed too while nobody has taken the job: after an outage
@@ -67,6 +74,20 @@ class ProcessStore(Store):
         fresh = {**values, "heartbeat_at": func.now(), "suspected_at": None}
         statement = insert(processes).values(values)
         await self._run(statement.on_conflict_do_update(index_elements=[processes.c.id], set_=fresh))
+
+    async def announce(self, process: NewProcess, clock: Clock) -> None:
+        """Register, however long the database is away: a process that gave up would only be started again, and later.
+
+        Until that it serves nobody. Cancel it to end the waiting.
+        """
+        while True:
+            try:
+                await self.register(process)
+            except Unavailable as error:
+                log.warning("process.not_registered", error=error.message)
+                await clock.sleep(ANNOUNCE_PAUSE_S)
+            else:
+                return
 
     async def unregister(self, process_id: UUID) -> None:
         """Remove the process's row: it stops in good order."""
