@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 import octavo
 from octavo_cli.context import Context
 from octavo_cli.output import err, say, show_json, show_table
+from octavo_common.errors import NotFound
 from octavo_common.models.catalog import CATALOG, DEFAULT_MODEL
 from octavo_common.models.fetch import fetch, pulled
+from octavo_common.text.bundle import TokenizerBundle
+
+# As long as gateways remember a model whose last worker is gone.
+_REMEMBERED_S = 600.0
 
 
 @click.group()
 def models() -> None:
-    """Fetch and list models."""
+    """Fetch and list models, and take a tokenizer out."""
 
 
 @models.command()
@@ -63,6 +71,38 @@ def list_(context: Context, as_json: bool) -> None:
         say(f"what is served is not known: {trouble}")
     table = [(r["name"], r["fetched"], _mib(r["bytes"]), r["workers"], r["summary"]) for r in rows]
     show_table(("name", "fetched", "size", "workers", "summary"), table, empty="there are no models")
+
+
+@models.command("export-tokenizer")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--model", default="", help="Name of a served model; may be left out when there is one.")
+@click.pass_obj
+def export_tokenizer(context: Context, folder: Path, model: str) -> None:
+    """Write a served model's tokenizer as a Hugging Face directory. FOLDER is made if need be.
+
+    Load generators want one to count tokens; the files of a GGUF model have none.
+    """
+    family, bundle = asyncio.run(_tokenizer(context, model))
+    bundle.to_directory(folder, model_type=family)
+    click.echo(folder)
+
+
+async def _tokenizer(context: Context, name: str) -> tuple[str, TokenizerBundle]:
+    from octavo_common.db.engine import connect
+    from octavo_common.store import ArtifactStore, ProcessStore
+
+    engine = connect(context.database_url(), pool_size=1, application_name="octavo models")
+    try:
+        workers = await ProcessStore(engine).list("worker", _REMEMBERED_S)
+        cards = {worker.card.name: worker.card for worker in workers if worker.card is not None}
+        card = cards.get(name) if name else next(iter(cards.values()), None) if len(cards) == 1 else None
+        if card is None:
+            known = ", ".join(sorted(cards)) or "none"
+            raise NotFound(f"there is no served model {name!r}", hint=f"give one with --model; served: {known}")
+        data = await ArtifactStore(engine).get(card.tokenizer_digest)
+        return card.family, TokenizerBundle.from_bytes(data)
+    finally:
+        await engine.dispose()
 
 
 def _mib(num_bytes: object) -> str:

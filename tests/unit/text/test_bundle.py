@@ -6,8 +6,10 @@ import json
 
 import pytest
 from fakes.small_tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
+from transformers import AutoTokenizer
 
 from octavo_common.text.bundle import TokenizerBundle, UnsupportedTokenizer
+from octavo_common.text.tokenizer import Tokenizer
 
 FILES = {
     "tokenizer_config.json": {
@@ -101,3 +103,26 @@ def test_a_directory_without_tokenizer_json_is_refused_with_a_hint(tmp_path):
 def test_bytes_that_are_no_bundle_are_refused(data):
     with pytest.raises(UnsupportedTokenizer):
         TokenizerBundle.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "template", [None, "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"]
+)
+@pytest.mark.parametrize("bos", [None, "<s>"])
+@pytest.mark.parametrize("make", [byte_level_tokenizer, byte_fallback_tokenizer])
+def test_a_written_directory_reads_back_and_is_what_transformers_takes(make, bos, template, tmp_path):
+    bundle = TokenizerBundle(
+        tokenizer_json=make().to_str(),
+        chat_template=template,
+        bos_token=bos,
+        eos_token="</s>",
+        eos_ids=(1, 7),
+        special_tokens=(("unk_token", "<unk>"),),
+    )
+    bundle.to_directory(tmp_path / "new" / "folder", model_type="llama")
+    assert TokenizerBundle.from_directory(tmp_path / "new" / "folder") == bundle
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "new" / "folder"), Tokenizer(bundle)
+    text = "Größe 12 🙂  two\n</s> ends"
+    assert theirs.encode(text, add_special_tokens=False) == ours.encode(text, add_special=False)
+    assert theirs.eos_token == "</s>" and theirs.chat_template == template
+    ours.close()

@@ -90,6 +90,26 @@ class TokenizerBundle:
             special_tokens=tuple(sorted(tokens.items())),
         )
 
+    def to_directory(self, path: Path, *, model_type: str) -> None:
+        """Write what `from_directory` and Hugging Face's tools read; `model_type` names the family to them."""
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "add_bos_token": self.add_bos,
+            "clean_up_tokenization_spaces": False,
+            **dict(self.special_tokens),
+        }
+        config |= {k: v for k, v in (("bos_token", self.bos_token), ("eos_token", self.eos_token)) if v is not None}
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "tokenizer.json").write_text(self.tokenizer_json, encoding="utf-8")
+        for name, value in (
+            ("tokenizer_config.json", config),
+            ("generation_config.json", {"eos_token_id": list(self.eos_ids)}),
+            ("config.json", {"model_type": model_type}),
+        ):
+            (path / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        if self.chat_template is not None:
+            (path / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8", newline="")
+
 
 def _read_text(file: Path) -> str:
     try:
