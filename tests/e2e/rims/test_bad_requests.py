@@ -111,6 +111,15 @@ def test_what_is_at_the_limits_is_accepted_and_right(rims: Rims, tiny: str) -> N
     assert (limit["usage"]["completion_tokens"], limit["choices"][0]["finish_reason"]) == (1, "length")
 
 
+@pytest.mark.slow
+def test_the_longest_prompt_of_the_real_model_gets_its_one_token(rims: Rims) -> None:
+    """Minutes on a busy machine: attention over 8,191 tokens."""
+    with rims.client() as client:
+        longest = client.generate(token_ids=[100] * (DEMO_CONTEXT - 1), model=DEMO, ignore_eos=True, temperature=0.0)
+        assert sum(len(c.token_ids) for c in longest) == 1
+        assert longest.result is not None and longest.result.usage.prompt_tokens == DEMO_CONTEXT - 1
+
+
 def test_ten_megabytes_are_refused_and_a_stream_beside_them_goes_on(rims: Rims) -> None:
     huge = "a b " * 2_600_000
     with rims.client() as client, Bystander(rims) as bystander:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import openai
 import pytest
+from octavo_process import Octavo
 from rims_world import DEMO, DEMO_CONTEXT, Rims
 
 from octavo import JobState
@@ -121,3 +123,22 @@ def test_closing_a_stream_ends_its_job_and_frees_its_blocks(client: openai.OpenA
             time.sleep(0.05)
     assert job.state is JobState.CANCELLED
     rims.settled()
+
+
+def test_the_tokenizer_that_load_generators_want_can_be_taken_out(platform: Octavo, rims: Rims, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = tmp_path / "tokenizer"
+    assert platform.ok("models", "export-tokenizer", str(folder), "--model", DEMO).strip() == str(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "The quick brown fox, 1234 times."
+    with rims.client() as client:
+        plain = client.generate(text, model=DEMO, max_tokens=1)
+        list(plain)
+        chat = client.generate(messages=CAPITAL, model=DEMO, max_tokens=1)
+        list(chat)
+    assert plain.result is not None and plain.result.usage.prompt_tokens == len(tokenizer.encode(text))
+    ids = tokenizer.apply_chat_template(CAPITAL, add_generation_prompt=True, return_dict=False)
+    assert chat.result is not None and chat.result.usage.prompt_tokens == len(ids)
+    refused = platform.run("models", "export-tokenizer", str(folder), "--model", "gpt-9")
+    assert refused.returncode == 1 and "gpt-9" in refused.stderr and DEMO in refused.stderr
