@@ -86,8 +86,8 @@ proto: $(VENV)/.dev ## Generate sdk/octavo/v1 from protos/
 migrate: setup ## Bring the database up to the newest schema
 	@$(BIN)/octavo db migrate
 
-bench: $(VENV)/.test ## Measure speed as ratios in one run; writes JSON
-	$(BIN)/python -m benchmarks.engine
+bench: $(VENV)/.test ## Measure speed as ratios in one run; docs/benchmarks.md says what
+	$(BIN)/python -m benchmarks.verify --only engine,serving --page build/verify/bench.md
 
 images: ## Make the base images (where no registry is reachable) and build the service images
 	deploy/base-images.sh && deploy/build-images.sh

@@ -32,6 +32,8 @@ from result import Check, Result, report
 
 import octavo
 from octavo_cli.supervisor.plan import thread_env, worker_threads
+from octavo_common.models.catalog import DEFAULT_MODEL
+from octavo_common.models.fetch import fetch
 
 PARTS = ("memory", "idle", "first_token", "gap", "prefix", "two_workers")
 MIB = 1 << 20
@@ -81,12 +83,12 @@ class Bench:
         self.num_requests = num_requests
         self.idle_s = idle_s
         self.num_threads = worker_threads(len(os.sched_getaffinity(0)), 1)
+        # As the platform's worker has it, and before anything imports torch, which reads it then.
+        os.environ.update(thread_env(self.num_threads))
 
     @cached_property
     def engine(self) -> Any:
         """The engine in this process."""
-        # torch reads the number of its threads when it is imported.
-        os.environ.update(thread_env(self.num_threads))
         from octavo_worker.plugins import build_engine
         from octavo_worker.runtime.build import EngineConfig
 
@@ -263,8 +265,7 @@ def _p95(gaps: Sequence[float]) -> float:
 
 def demo_model() -> Path:
     """The demo model; fetched once into the data directory of this clone."""
-    command = [sys.executable, "-m", "octavo_cli", "models", "pull", "smollm2-135m"]
-    return Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+    return Path(fetch(DEFAULT_MODEL, data_dir=Path(__file__).resolve().parent.parent / ".octavo").path)
 
 
 def main() -> int:

@@ -1,0 +1,182 @@
+"""Runs everything that takes long, one after the other, and writes down what came out: docs/verify.md.
+
+Usage: python -m benchmarks.verify [--only tests,slow,engine,serving,soak] [--folder DIR] [--page docs/verify.md]
+
+The exit code is 0 when every step passed. Nothing else should run on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import describe_machine
+from benchmarks.serving import demo_model
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing to run."""
+
+    name: str
+    # What it shows.
+    about: str
+    argv: tuple[str, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came out of a step."""
+
+    step: Step
+    passed: bool
+    minutes: float
+    # The last line that says something, of what it printed.
+    words: str
+    # Of a benchmark: what it wrote.
+    result: dict[str, Any] | None
+
+
+def steps(model: Path, folder: Path) -> list[Step]:
+    """All steps in their order: cheap ones first."""
+    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m")
+    bench = [
+        Step(
+            name=name,
+            about=about,
+            argv=("-m", f"benchmarks.{name}", str(model), "--json", str(folder / f"{name}.json")),
+            timeout_s=3600,
+        )
+        for name, about in (
+            ("engine", "the engine against transformers, in one process"),
+            ("serving", "the whole platform against the engine; what it takes when idle"),
+        )
+    ]
+    soak = ("--rounds", "20", "--leavers", "1000", "--json", str(folder / "soak.json"), "--summary", "docs/soak.md")
+    return [
+        Step(
+            name="tests",
+            about="all tests but containers, GPU and the slow ones",
+            argv=(*tests, "not docker and not gpu and not slow"),
+            timeout_s=3600,
+        ),
+        Step(name="slow", about="the slow tests", argv=(*tests, "slow and not docker and not gpu"), timeout_s=7200),
+        *bench,
+        Step(
+            name="soak",
+            about="every fault 20 times, 1,000 clients that leave: docs/soak.md",
+            argv=("-m", "benchmarks.soak", "--model", str(model), *soak),
+            timeout_s=6 * 3600,
+        ),
+    ]
+
+
+def run(step: Step, folder: Path) -> Outcome:
+    """Run a step; its words go to a log beside its result."""
+    written = folder / f"{step.name}.json"
+    written.unlink(missing_ok=True)
+    log = folder / f"{step.name}.log"
+    started = time.monotonic()
+    with log.open("w", encoding="utf-8") as output:
+        try:
+            code = subprocess.run(
+                [sys.executable, *step.argv],
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=step.timeout_s,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+            output.write(f"\nnot done after {step.timeout_s:.0f} s\n")
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return Outcome(
+        step=step,
+        passed=code == 0,
+        minutes=(time.monotonic() - started) / 60,
+        words=lines[-1] if lines else "",
+        result=json.loads(written.read_text(encoding="utf-8")) if written.exists() else None,
+    )
+
+
+def page(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
+    """The page in Markdown."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    lines = [
+        "# What was verified",
+        "",
+        f"Written by `make verify` on {datetime.now(UTC):%Y-%m-%d} at commit {commit or 'unknown'}: "
+        f"{machine['processor']}, {machine['num_cores']} cores, Python {machine['python']}, "
+        f"load {machine['load_1m']} before it began.",
+        "",
+        "| step | what | result | minutes |",
+        "|---|---|---|---|",
+    ]
+    for outcome in outcomes:
+        result = "passed" if outcome.passed else f"**failed**: {_cell(outcome.words)}"
+        lines.append(f"| {outcome.step.name} | {outcome.step.about} | {result} | {outcome.minutes:.1f} |")
+    for outcome in outcomes:
+        if outcome.result is not None and "figures" in outcome.result:
+            lines += ["", *_benchmark(outcome.result)]
+        elif outcome.step.name in ("tests", "slow"):
+            lines += ["", f"{outcome.step.name}: `{_cell(outcome.words)}`"]
+    return "\n".join(lines) + "\n"
+
+
+def _benchmark(result: dict[str, Any]) -> Iterable[str]:
+    yield f"## {result['benchmark']}"
+    yield ""
+    yield f"Load at its end: {result['machine']['load_1m']}."
+    yield ""
+    yield "| promise | found | asked for | holds |"
+    yield "|---|---|---|---|"
+    for check in result["checks"]:
+        asked = f">= {check['at_least']}" if check["at_least"] is not None else f"<= {check['at_most']}"
+        yield f"| {check['name']} | {check['value']:.2f} | {asked} | {'yes' if check['holds'] else '**no**'} |"
+    yield ""
+    yield "| figure | value |"
+    yield "|---|---|"
+    for name, value in result["figures"].items():
+        yield f"| {name} | {value:.4g} |"
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "\\|")[:200]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="steps, separated by commas; default: all")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "verify", help="for logs and results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "verify.md")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [step for step in steps(demo_model(), folder) if not args.only or step.name in args.only.split(",")]
+    machine = describe_machine()
+    outcomes: list[Outcome] = []
+    for step in wanted:
+        print(f"{step.name}: {step.about}", flush=True)
+        outcomes.append(run(step, folder))
+        print(f"  {'passed' if outcomes[-1].passed else 'failed'}: {outcomes[-1].words}", flush=True)
+        # After every step, so that a run that is cut short has told something.
+        args.page.write_text(page(outcomes, machine), encoding="utf-8")
+    return 0 if all(outcome.passed for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
