@@ -83,6 +83,7 @@ class Generations:
             if cancels:
                 self._hub.abandon(job.id, job.tenant)
 
+        num_wakes = self._hub.num_wakes
         with seen.sending() as sent:
             job, created = await self._admission.accept(
                 principal,
@@ -100,7 +101,13 @@ class Generations:
             job = await self._streams.adopt(job.id, owner=self._hub.owner, tenant=job.tenant, emitted_ids=())
         timeout_s = request.timeout_s if request.timeout_s is not None else deadline_s
         try:
-            reader = self._hub.open(job, (), request.on_disconnect, timeout_s=timeout_s if created else None)
+            reader = self._hub.open(
+                job,
+                (),
+                request.on_disconnect,
+                timeout_s=timeout_s if created else None,
+                is_queued=created and num_wakes == self._hub.num_wakes,
+            )
         except Unavailable:
             orphaned(job)
             raise

@@ -64,7 +64,9 @@ class Relay:
         store: Rows,
         workers: WorkerPool,
         clock: Clock,
+        is_queued: bool = False,
     ) -> None:
+        """``is_queued``: the job is known to wait, and the hub has read no row since."""
         self.job_id = job_id
         # Tokens before it are known by id only: the reader that brought them has their text.
         self.num_before = len(received)
@@ -80,6 +82,7 @@ class Relay:
         self._workers = workers
         self._clock = clock
         self._row: OwnedJob | None = None
+        self._is_queued = is_queued
         self._row_news = asyncio.Event()
         self._changed = asyncio.Event()
         self._stream: WorkerStream | None = None
@@ -138,6 +141,8 @@ class Relay:
         # The relay outlives the call that started it.
         deadline.leave()
         try:
+            if self._is_queued:
+                await self._news()
             while self.outcome is None:
                 await self._follow()
         except OctavoError as error:

@@ -110,6 +110,8 @@ class StreamHub:
         self._grace_s = grace_s
         self._followed: dict[UUID, list[_Followed]] = {}
         self._readers: dict[int, _Reader] = {}
+        # How often it was told to read rows, or did so unasked.
+        self.num_wakes = 0
         self._last_reader = 0
         self._chores = Chores(clock)
         self._draining = False
@@ -134,16 +136,23 @@ class StreamHub:
     # --- readers
 
     def open(
-        self, job: Job, received: Sequence[int], on_disconnect: OnDisconnect, *, timeout_s: float | None = None
+        self,
+        job: Job,
+        received: Sequence[int],
+        on_disconnect: OnDisconnect,
+        *,
+        timeout_s: float | None = None,
+        is_queued: bool = False,
     ) -> int:
         """Follow a job for a reader that has these tokens; returns the reader's number for `read`.
 
-        `timeout_s` is what the job has until its own deadline, if that is known.
+        `timeout_s` is what the job has until its own deadline, if that is known. `is_queued`: it was made just now, and
+        num_wakes has not changed since: its next change will be told.
         Raises Unavailable while this gateway drains.
         """
         if self._draining:
             raise self._leaving(job.id)
-        followed = self._joinable(job.id, received) or self._follow(job, received)
+        followed = self._joinable(job.id, received) or self._follow(job, received, is_queued)
         followed.detached |= on_disconnect is OnDisconnect.DETACH
         if timeout_s is not None:
             followed.deadline_s = self._clock.monotonic() + timeout_s
@@ -241,7 +250,7 @@ class StreamHub:
                 return followed
         return None
 
-    def _follow(self, job: Job, received: Sequence[int]) -> _Followed:
+    def _follow(self, job: Job, received: Sequence[int], is_queued: bool) -> _Followed:
         relay = Relay(
             job_id=job.id,
             owner=self.owner,
@@ -251,6 +260,7 @@ class StreamHub:
             store=self._rows,
             workers=self._workers,
             clock=self._clock,
+            is_queued=is_queued,
         )
         # Its own context: what the call that begins it knows (deadline, spans) ends before it does.
         task = asyncio.get_running_loop().create_task(relay.run(), context=Context(), name=f"relay {job.id}")
@@ -280,6 +290,7 @@ class StreamHub:
         """Keep all relays informed, for ever."""
         while True:
             await listener.wait(POLL_S)
+            self.num_wakes += 1
             if self._followed:
                 await self.look()
 
