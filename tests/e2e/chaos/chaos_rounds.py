@@ -28,7 +28,9 @@ class RoundResult:
     num_jobs: int = 0
     num_ties: int = 0
     wall_s: float = 0.0
-    # Of streams whose worker died and whose gateway lived: the time without a token.
+    # Of streams whose worker died and whose gateway lived: the time until another one ran their jobs, and the time
+    # without a token. What lies between is computing: prompts and tokens so far, of all of them at once.
+    moved_s: list[float] = field(default_factory=list)
     pauses_s: list[float] = field(default_factory=list)
     # Of jobs without a stream whose worker died: the time until another one ran them.
     restarts_s: list[float] = field(default_factory=list)
@@ -79,8 +81,9 @@ class Rounds:
         result.pauses_s = [by_id[j].pause_after(struck.at_s) for j in struck.streamed if j in by_id]
         streams = [o for o in outcomes if o.ask.streams]
         result.longest_pause_s = max(o.pause_after(struck.at_s) for o in streams)
-        if struck.unstreamed:
-            result.restarts_s = list(restart_delays(self._cluster, struck.unstreamed, struck.at_database).values())
+        for jobs, delays in ((struck.streamed, result.moved_s), (struck.unstreamed, result.restarts_s)):
+            if jobs:
+                delays += restart_delays(self._cluster, jobs, struck.at_database).values()
 
     async def _with_deadly_request(self, result: RoundResult) -> list[Outcome]:
         """A request that brings down every worker that computes it fails alone, after three losses."""

@@ -15,7 +15,7 @@ from plugins_models import demo_model_path
 __all__ = ["demo_model_path"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-# A busy machine may take as long as it takes to begin everything from nothing.
+# A busy machine may take twice as long as it takes to begin everything from nothing; benchmarks/soak.py is strict.
 MAX_PAUSE_S = 2.0
 MAX_RESTART_S = Cluster.DEFAULT_LEASE_S + 3.0
 
@@ -33,5 +33,6 @@ def test_every_job_ends_once_with_the_tokens_of_an_undisturbed_run(rounds: Round
     print(result.to_json())
     assert result.troubles == []
     if fault == "worker_killed":
-        assert max(result.pauses_s) < max(MAX_PAUSE_S, rounds.slowest_start_s)
+        assert max(result.moved_s) < MAX_PAUSE_S
+        assert max(result.pauses_s) < max(MAX_PAUSE_S, 2 * rounds.slowest_start_s)
         assert all(restart_s < MAX_RESTART_S for restart_s in result.restarts_s)
