@@ -33,6 +33,8 @@ def connect(dsn: str, *, pool_size: int = 8, application_name: str = "octavo") -
         connect_args=connect_args(application_name),
         json_serializer=dumps,
         json_deserializer=loads,
+        # Errors are logged, and what a statement is given may be a prompt.
+        hide_parameters=True,
     )
     event.listen(engine.sync_engine, "checkout", _check_alive)
     return engine
