@@ -32,9 +32,9 @@ def _logs_of_its_own() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """With OCTAVO_NO_SKIPS a skipped test is a failure: there, everything that a test may need is installed."""
+    """With OCTAVO_TEST_NO_SKIPS a skipped test is a failure: there, everything that a test may need is installed."""
     skipped = terminalreporter.stats.get("skipped", [])
-    if os.environ.get("OCTAVO_NO_SKIPS") and skipped:
+    if os.environ.get("OCTAVO_TEST_NO_SKIPS") and skipped:
         terminalreporter.write_line(f"{len(skipped)} tests were skipped, and none may be here", red=True)
         terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -182,7 +182,8 @@ def _docker(context: Context) -> Iterator[Finding]:
 
 
 def _settings(context: Context) -> Iterator[Finding]:
-    services = _ask_services()
+    services, troubles = _ask_services()
+    yield from troubles
     known = {*env_names(CliSettings), *_CONSOLE_NAMES, *(name for _, values in services for name in values)}
     environ = settings_module.environ()
     unknown = report_unknown(environ, known)
@@ -207,18 +208,26 @@ _CLASSES = (
 
 _CODE = """
 import importlib, json, sys
-from octavo_common.settings import redacted
-print(json.dumps(redacted(getattr(importlib.import_module(sys.argv[1] + ".settings"), sys.argv[2])())))
+from octavo_common.errors import OctavoError
+from octavo_common.settings import read, redacted
+try:
+    print(json.dumps(redacted(read(getattr(importlib.import_module(sys.argv[1] + ".settings"), sys.argv[2])))))
+except OctavoError as error:
+    sys.exit(error.message)
 """
 
 
-def _ask_services() -> list[tuple[str, dict[str, str]]]:
-    """The services' own settings, told by a process each: no code of theirs is loaded here."""
+def _ask_services() -> tuple[list[tuple[str, dict[str, str]]], list[Finding]]:
+    """The services' own settings, and who cannot read them. A process each tells: no code of theirs is loaded here."""
     found: list[tuple[str, dict[str, str]]] = []
+    troubles: list[Finding] = []
     for package, name in _CLASSES:
         done = subprocess.run(
             [sys.executable, "-c", _CODE, package, name], capture_output=True, text=True, check=False, timeout=30
         )
         if done.returncode == 0:
             found.append((package, json.loads(done.stdout)))
-    return found
+        else:
+            words = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            troubles.append(Finding(level=Level.ERROR, what=f"settings of {package}", found=words))
+    return found, troubles

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from octavo_common.settings import CommonSettings
+from octavo_common.settings import CommonSettings, read
 
 
 class CliSettings(CommonSettings):
@@ -26,10 +26,10 @@ class CliSettings(CommonSettings):
 
 
 def load(data_dir: Path | None = None) -> CliSettings:
-    """Read the settings; the data directory is absolute. A given one wins over the environment."""
+    """Read the settings; the data directory is absolute, and a given one wins. Raises SettingsError."""
     environ = dict(os.environ)
     chosen = data_dir or find_data_dir(environ, Path.cwd(), Path(__file__))
-    return CliSettings(data_dir=chosen.expanduser().resolve())
+    return read(CliSettings, data_dir=chosen.expanduser().resolve())
 
 
 def find_data_dir(environ: Mapping[str, str], cwd: Path, package_file: Path) -> Path:

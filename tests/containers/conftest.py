@@ -86,7 +86,7 @@ def stack(images: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
     data = tmp_path_factory.mktemp("octavo-data")
     ports = {name: _free_port() for name in ("GATEWAY_GRPC", "GATEWAY_HTTP", "CONSOLE")}
     env = {**os.environ, "OCTAVO_DATA_DIR": str(data), **{f"OCTAVO_{n}_PORT": str(p) for n, p in ports.items()}}
-    env |= {"OCTAVO_WORKER_THREADS": "1"}
+    env |= {"OCTAVO_WORKER_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "octavo_cli", "models", "pull", "smollm2-135m"]
     pull = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert pull.returncode == 0, pull.stderr

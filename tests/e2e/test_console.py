@@ -143,7 +143,7 @@ def test_a_person_asks_in_a_real_browser(console: str, tmp_path: Path) -> None:
             expect(page.locator("canvas, svg.marks").first).to_be_visible(timeout=30_000)
             page.screenshot(path=tmp_path / "console.png")
             assert (tmp_path / "console.png").stat().st_size > 10_000
-            if os.environ.get("OCTAVO_KEEP_PICTURES"):
+            if os.environ.get("OCTAVO_TEST_KEEP_PICTURES"):
                 SCREENSHOT.parent.mkdir(exist_ok=True)
                 shutil.copy(tmp_path / "console.png", SCREENSHOT)
         finally:

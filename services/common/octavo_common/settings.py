@@ -21,12 +21,13 @@ from octavo_common.errors import InvalidArgument
 
 PREFIX = "OCTAVO_"
 # A service does not know the names of its siblings' settings; each reports the unknown ones under its own prefix.
-SERVICE_PREFIXES = tuple(
-    f"{PREFIX}{name}_" for name in ("GATEWAY", "SCHEDULER", "WORKER", "CONSOLE", "KVSTORE", "EDGE", "TEST")
-)
-# Read by clients, by the command line, by several services under one name, or by compose.yaml.
+SERVICE_PREFIXES = tuple(f"{PREFIX}{name}_" for name in ("GATEWAY", "SCHEDULER", "WORKER", "CONSOLE", "TEST"))
+# Read by clients, by the command line, by several services under one name, or by compose.yaml (the second line).
 SHARED_NAMES = frozenset(
-    {"OCTAVO_ADDRESS", "OCTAVO_API_KEY", "OCTAVO_ADMIN_KEY_FILE", "OCTAVO_JOB_RETENTION", "OCTAVO_UID", "OCTAVO_GID"}
+    {
+        *("OCTAVO_ADDRESS", "OCTAVO_API_KEY", "OCTAVO_ADMIN_KEY_FILE", "OCTAVO_JOB_RETENTION"),
+        *("OCTAVO_UID", "OCTAVO_GID", "OCTAVO_DB_PASSWORD", "OCTAVO_IMAGE_PREFIX", "OCTAVO_VERSION"),
+    }
 )
 REDACTED = "********"
 
@@ -156,15 +157,20 @@ def load(settings_class: type[S], environ: Mapping[str, str]) -> S:
 
     Raises SettingsError with the variable's name and what is wrong with it, one sentence for all of them.
     """
+    settings = read(settings_class)
+    report_unknown(environ, env_names(settings_class))
+    return settings
+
+
+def read(settings_class: type[S], **given: Any) -> S:
+    """Read settings from the process environment; what is given wins. Raises SettingsError, as `load` does."""
     try:
-        settings = settings_class()
+        return settings_class(**given)
     except ValidationError as error:
         raise SettingsError(
             "; ".join(f"{_location(settings_class, e['loc'])}: {e['msg']}" for e in error.errors(include_input=False)),
             hint="`octavo doctor` prints all settings",
         ) from error
-    report_unknown(environ, env_names(settings_class))
-    return settings
 
 
 def env_names(settings_class: type[BaseSettings]) -> frozenset[str]:

@@ -105,6 +105,13 @@ def test_ctrl_c_is_130(octavo, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 130 and "interrupted" in err
 
 
+def test_a_setting_that_cannot_be_used_is_named_and_no_fault_of_ours(octavo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_GATEWAY_GRPC_PORT", "abc")
+    code, out, err = octavo("status")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: OCTAVO_GATEWAY_GRPC_PORT: ") and "a fault of octavo" not in err
+
+
 def test_secrets_are_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:
     data_dir = DataDir(tmp_path / "data")
     made = data_dir.make_secrets()
