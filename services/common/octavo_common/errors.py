@@ -165,12 +165,6 @@ class Unavailable(OctavoError):
     status, code = Status.UNAVAILABLE, "UNAVAILABLE"
 
 
-class LossesUsedUp(OctavoError):
-    """The job lost its worker too often without any progress."""
-
-    status, code = Status.ABORTED, "WORKER_LOST"
-
-
 class Internal(OctavoError):
     """A fault of ours."""
 

@@ -176,21 +176,20 @@ def lines():
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_line_says_who_where_and_about_which_job(lines, telemetry) -> None:
+def test_a_line_says_who_where_and_in_which_span(lines, telemetry) -> None:
     logs.configure(service="octavo-test", instance="i-1", stream=(stream := io.StringIO()))
-    with telemetry.tracer.start_as_current_span("work") as span, logs.about_job("job-7"):
+    with telemetry.tracer.start_as_current_span("work") as span:
         structlog.get_logger("x").info("job.claimed", wait_s=1.5)
         logging.getLogger("some.library").warning("it is %s", "late")
     structlog.get_logger("x").info("idle")
     claimed, foreign, idle = [json.loads(line) for line in stream.getvalue().splitlines()]
     context = span.get_span_context()
     for line in (claimed, foreign):
-        assert (line["service"], line["instance"], line["job_id"]) == ("octavo-test", "i-1", "job-7")
+        assert (line["service"], line["instance"]) == ("octavo-test", "i-1")
         assert (line["trace_id"], line["span_id"]) == (f"{context.trace_id:032x}", f"{context.span_id:016x}")
     assert (claimed["event"], claimed["wait_s"], claimed["level"]) == ("job.claimed", 1.5, "info")
     assert (foreign["event"], foreign["logger"]) == ("it is late", "some.library")
     assert "trace_id" not in idle
-    assert "job_id" not in idle
 
 
 def test_levels_and_odd_values(lines) -> None:

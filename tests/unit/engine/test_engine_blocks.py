@@ -111,17 +111,6 @@ def test_a_forked_block_goes_back_with_its_last_reference():
     assert pool.can_alloc(1)
 
 
-def test_dropping_the_cache_leaves_used_content_findable():
-    pool = BlockPool(4, 2)
-    keys = keys_of([1, 2], [3, 4])
-    blocks = pool.alloc(2)
-    seal_all(pool, blocks, keys)
-    pool.release(blocks[1:])
-    pool.drop_cached()
-    assert [seal.block for seal in pool.match(keys)] == blocks[:1]
-    assert pool.num_cached == 0
-
-
 @pytest.mark.parametrize("misuse", ["release", "fork", "seal"])
 def test_using_a_block_that_nobody_holds_is_a_bug(misuse):
     pool = BlockPool(1, 2)

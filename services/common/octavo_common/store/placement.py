@@ -31,7 +31,6 @@ _TRY_LEAD = text(
            then true else pg_try_advisory_lock(:space, :key) end
     """
 )
-_YIELD_LEAD = text("select pg_advisory_unlock(:space, :key)")
 
 # A page for each model that a live worker serves, without jobs of tenants at their limit: jobs that nobody can run now
 # never hide others that somebody can.
@@ -134,11 +133,6 @@ class PlacementStore(Upkeep):
         with translated():
             answer = await connection.execute(_TRY_LEAD, {"space": _LEAD_LOCK[0], "key": _LEAD_LOCK[1]})
             return bool(answer.scalar_one())
-
-    async def yield_lead(self, connection: AsyncConnection) -> None:
-        """Let another scheduler lead at once."""
-        with translated():
-            await connection.execute(_YIELD_LEAD, {"space": _LEAD_LOCK[0], "key": _LEAD_LOCK[1]})
 
     async def queue(self, limit: int) -> list[QueuedJob]:
         """Read who waits and could run now, in placing order: resumed first, larger priority, then by age.

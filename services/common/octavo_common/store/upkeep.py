@@ -6,8 +6,6 @@ the server's start (server_age_s), so that owners renew first.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from sqlalchemy import text
 
 from octavo_common.jobs import transitions
@@ -32,8 +30,7 @@ _LATE = text(
 # Nearly always there is nothing to do, and one statement says so; the transaction would take three.
 _ANY_LEASE_OVER = text(f"select exists (select from jobs j where {_IS_LEASE_OVER}) as found")
 _ANY_LATE = text(f"select exists (select from jobs j where {_IS_LATE}) as found")
-_START = text("select pg_postmaster_start_time() as started_at, "
-              "extract(epoch from now() - pg_postmaster_start_time())::float8 as age_s")  # fmt: skip
+_AGE = text("select extract(epoch from now() - pg_postmaster_start_time())::float8 as age_s")
 
 _PRUNE_CONTENTS = text(
     """
@@ -117,10 +114,6 @@ class Upkeep(Store):
                 counts.append((await connection.execute(statement, {"retention_s": seconds, "limit": limit})).rowcount)
         return Pruned(num_contents=counts[0], num_jobs=counts[1], num_processes=counts[2])
 
-    async def server_started_at(self) -> datetime:
-        """When the database server started, by its own clock."""
-        return (await self._run(_START))[0].started_at
-
     async def server_age_s(self) -> float:
         """Seconds since the database server started, by its own clock."""
-        return (await self._run(_START))[0].age_s
+        return (await self._run(_AGE))[0].age_s

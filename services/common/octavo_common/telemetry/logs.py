@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 from typing import Any, Literal, TextIO
 
 import structlog
@@ -38,7 +37,6 @@ def configure(
         return event
 
     shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         add_origin,
@@ -80,13 +78,6 @@ def configure(
 def _says_more_than_cancelled(record: logging.LogRecord) -> bool:
     """False for what grpc reports as an error when a server stops while streams are open."""
     return not (record.exc_info and record.exc_info[0] is asyncio.CancelledError)
-
-
-@contextmanager
-def about_job(job_id: str) -> Iterator[None]:
-    """Put the job's id on every line that is logged inside."""
-    with structlog.contextvars.bound_contextvars(job_id=job_id):
-        yield
 
 
 def add_trace(_logger: object, _method: str, event: EventDict) -> EventDict:

@@ -19,7 +19,6 @@ GEN_AI_REQUEST_TOP_P = "gen_ai.request.top_p"
 GEN_AI_REQUEST_TOP_K = "gen_ai.request.top_k"
 GEN_AI_REQUEST_SEED = "gen_ai.request.seed"
 GEN_AI_REQUEST_STREAM = "gen_ai.request.stream"
-GEN_AI_REQUEST_STOP_SEQUENCES = "gen_ai.request.stop_sequences"
 GEN_AI_RESPONSE_ID = "gen_ai.response.id"
 GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
 GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
@@ -28,12 +27,10 @@ GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 # Prompt tokens whose keys and values were in the prefix cache.
 GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
-GEN_AI_TOKEN_TYPE = "gen_ai.token.type"
 ERROR_TYPE = "error.type"
 MESSAGING_SYSTEM = "messaging.system"
 MESSAGING_OPERATION_NAME = "messaging.operation.name"
 MESSAGING_DESTINATION_NAME = "messaging.destination.name"
-MESSAGING_MESSAGE_ID = "messaging.message.id"
 RPC_SYSTEM = "rpc.system"
 RPC_SERVICE = "rpc.service"
 RPC_METHOD = "rpc.method"
@@ -65,7 +62,6 @@ FINISHED_REASON = "finished_reason"
 METHOD = "method"
 CODE = "code"
 OUTCOME = "outcome"
-ROLE = "role"
 
 _TIME_TO_FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
@@ -195,7 +191,6 @@ EVENT_LOOP_LAG = _histogram(
 EVENT_LOOP_TASKS = _gauge("octavo_event_loop_tasks", "{task}", "Tasks of the event loop; what grows for ever leaks.")
 
 # Gateway.
-HTTP_SERVER_DURATION = _histogram("octavo_http_server_duration_seconds", "s", "HTTP requests.", _CALL_S, METHOD, CODE)
 STREAMS_RESUMED = _counter("octavo_streams_resumed", "{stream}", "Streams that went on at another worker.")
 JOBS_ACCEPTED = _counter("octavo_jobs_accepted", "{job}", "Jobs committed.", MODEL_NAME)
 JOBS_REFUSED = _counter("octavo_jobs_refused", "{job}", "Requests that did not become a job.", CODE)

@@ -166,13 +166,6 @@ class BlockPool:
         """References to a block."""
         return self._refs[block]
 
-    def drop_cached(self) -> None:
-        """Forget all content that no one uses."""
-        for block in self._cached:
-            del self._index[self._entries.pop(block)]
-            self._free.append(block)
-        self._cached.clear()
-
     def check_integrity(self, tables: Iterable[Iterable[BlockId]]) -> None:
         """Raise AssertionError unless references equal the entries of all tables and every block is accounted for."""
         counted = [0] * self.num_blocks
