@@ -6,7 +6,6 @@ Tokenizers come from the artifact store by digest, so a gateway needs neither mo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -111,9 +110,10 @@ class Prompts:
         """End the threads and the templates' processes."""
         loadings = list(self._tokenizers.values())
         self._tokenizers.clear()
-        for loading in loadings:
-            with contextlib.suppress(Exception):
-                (await loading).close()
+        # A load that failed has told whoever waited for it.
+        for loaded in await asyncio.gather(*loadings, return_exceptions=True):
+            if not isinstance(loaded, BaseException):
+                loaded.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def _ids(self, prompt: Prompt, card: ModelCard) -> Sequence[int]:

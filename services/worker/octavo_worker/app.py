@@ -69,6 +69,7 @@ Build = Callable[[WorkerSettings], Served]
 def build_served(settings: WorkerSettings) -> Served:
     """Load the model that the settings name. Blocks for seconds."""
     # torch comes in with these: not before the settings were found good.
+    from octavo_worker.kernels.team import why_single_threaded
     from octavo_worker.plugins import build_engine
     from octavo_worker.runtime.build import EngineConfig
 
@@ -85,6 +86,8 @@ def build_served(settings: WorkerSettings) -> Served:
             max_prompt_tokens_beside_decode=settings.max_prompt_tokens_beside_decode,
         )
     )
+    if reason := why_single_threaded():
+        log.warning("kernels.single_threaded", reason=reason)
     return Served(engine=built.engine, card=built.card, bundle=built.bundle, eos_ids=built.eos_ids)
 
 
