@@ -86,7 +86,7 @@ proto: $(VENV)/.dev ## Generate sdk/octavo/v1 from protos/
 migrate: setup ## Bring the database up to the newest schema
 	@$(BIN)/octavo db migrate
 
-bench: $(VENV)/.test ## Measure speed as ratios in one run; docs/benchmarks.md says what
+bench: $(VENV)/.test ## Measure speed as ratios in one run; benchmarks/README.md says what
 	$(BIN)/python -m benchmarks.verify --only engine,serving --page build/verify/bench.md
 
 images: ## Make the base images (where no registry is reachable) and build the service images
