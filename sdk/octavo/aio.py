@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +11,7 @@ import grpc
 
 from octavo import calls, request
 from octavo.aio_wire import AsyncTokenStream, AsyncWire
-from octavo.clock import Clock
+from octavo.clock import Clock, new_idempotency_key
 from octavo.errors import DeadlineExceededError, OctavoError, UnavailableError, from_rpc_error
 from octavo.retry import Patience, RetryPolicy, is_broken
 from octavo.settings import resolve
@@ -124,7 +123,7 @@ class AsyncClient:
         its connection breaks.
         """
         if resumable and not parameters.get("idempotency_key"):
-            parameters["idempotency_key"] = f"sdk-{uuid.uuid4()}"
+            parameters["idempotency_key"] = new_idempotency_key()
         built = request.generation(prompt, detach=resumable, **parameters)
         return AsyncTokenStream(self._wire, StreamMachine(built, policy=self._wire.policy, resumable=resumable))
 
@@ -136,7 +135,7 @@ class AsyncClient:
     async def submit(self, prompt: str | None = None, **parameters: Any) -> JobHandle:
         """Ask for a generation without a stream; takes the parameters of ``generate``."""
         if not parameters.get("idempotency_key"):
-            parameters["idempotency_key"] = f"sdk-{uuid.uuid4()}"
+            parameters["idempotency_key"] = new_idempotency_key()
         return await self._wire.unary(calls.submit(request.generation(prompt, detach=True, **parameters)))
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:

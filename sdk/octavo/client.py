@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +9,7 @@ from typing import Any, Self
 import grpc
 
 from octavo import calls, request
-from octavo.clock import Clock
+from octavo.clock import Clock, new_idempotency_key
 from octavo.errors import DeadlineExceededError, OctavoError, UnavailableError, from_rpc_error
 from octavo.retry import Patience, RetryPolicy, is_broken
 from octavo.settings import resolve
@@ -123,7 +122,7 @@ class Client:
         its connection breaks.
         """
         if resumable and not parameters.get("idempotency_key"):
-            parameters["idempotency_key"] = f"sdk-{uuid.uuid4()}"
+            parameters["idempotency_key"] = new_idempotency_key()
         built = request.generation(prompt, detach=resumable, **parameters)
         return TokenStream(self._wire, StreamMachine(built, policy=self._wire.policy, resumable=resumable))
 
@@ -135,7 +134,7 @@ class Client:
     def submit(self, prompt: str | None = None, **parameters: Any) -> JobHandle:
         """Ask for a generation without a stream; takes the parameters of ``generate``."""
         if not parameters.get("idempotency_key"):
-            parameters["idempotency_key"] = f"sdk-{uuid.uuid4()}"
+            parameters["idempotency_key"] = new_idempotency_key()
         return self._wire.unary(calls.submit(request.generation(prompt, detach=True, **parameters)))
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> Job:

@@ -1,4 +1,4 @@
-"""The one place of the SDK that reads time, waits and draws jitter. Clients take it as a parameter."""
+"""The one place of the SDK that reads time, waits and draws at random. Clients take the clock as a parameter."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import threading
 import time
+import uuid
 
 
 class Clock:
@@ -28,3 +29,8 @@ class Clock:
     def jitter(self) -> float:
         """A random number in [0, 1) that keeps clients from retrying in step."""
         return secrets.randbelow(1 << 20) / (1 << 20)
+
+
+def new_idempotency_key() -> str:
+    """A key for a submission whose caller gave none, so that it may be repeated."""
+    return f"sdk-{uuid.uuid4()}"
