@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help setup up down fmt lint types check test test-unit test-db test-gpu test-containers verify proto migrate bench images clean
+.PHONY: help setup up down fmt lint types check test test-unit coverage test-db test-gpu test-containers verify proto migrate bench images clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -67,6 +67,9 @@ test: $(VENV)/.test ## Run the tests (containers and the slow ones apart)
 
 test-unit: $(VENV)/.test ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit tests/test_architecture.py
+
+coverage: $(VENV)/.test ## Run the tests of the pure parts; their coverage has a floor
+	$(BIN)/python -m pytest tests/unit/engine tests/unit/jobs tests/unit/scheduler tests/contract --cov
 
 test-db: $(VENV)/.test ## Run the tests of the job table
 	$(BIN)/python -m pytest tests/integration/store tests/migration

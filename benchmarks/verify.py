@@ -1,6 +1,6 @@
 """Runs everything that takes long, one after the other, and writes down what came out: docs/verify.md.
 
-Usage: python -m benchmarks.verify [--only tests,slow,engine,serving,soak] [--folder DIR] [--page docs/verify.md]
+Usage: python -m benchmarks.verify [--only coverage,tests,slow,engine,serving,soak] [--folder DIR] [--page FILE]
 
 The exit code is 0 when every step passed. Nothing else should run on the machine meanwhile.
 """
@@ -22,6 +22,7 @@ from benchmarks.result import describe_machine
 from benchmarks.serving import demo_model
 
 ROOT = Path(__file__).resolve().parent.parent
+PURE = ("unit/engine", "unit/jobs", "unit/scheduler", "contract")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,12 @@ def steps(model: Path, folder: Path) -> list[Step]:
     ]
     soak = ("--rounds", "20", "--leavers", "1000", "--json", str(folder / "soak.json"), "--summary", "docs/soak.md")
     return [
+        Step(
+            name="coverage",
+            about="what the tests of the pure parts run through: at least 95 %",
+            argv=("-m", "pytest", "-q", *(f"tests/{part}" for part in PURE), "--cov"),
+            timeout_s=1800,
+        ),
         Step(
             name="tests",
             about="all tests but containers, GPU and the slow ones",
