@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help setup up down fmt lint types check test test-unit coverage test-db test-gpu test-containers verify proto migrate bench images clean
+.PHONY: help setup up down fmt lint types check test test-unit coverage test-db test-containers verify proto migrate bench images clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -73,9 +73,6 @@ coverage: $(VENV)/.test ## Run the tests of the pure parts; their coverage has a
 
 test-db: $(VENV)/.test ## Run the tests of the job table
 	$(BIN)/python -m pytest tests/integration/store tests/migration
-
-test-gpu: $(VENV)/.test ## Run the tests that need a GPU
-	$(BIN)/python -m pytest -m gpu
 
 test-containers: $(VENV)/.test ## Build the images, bring the compose stack up and test it (needs Docker)
 	$(BIN)/python -m pytest -m docker tests/containers

@@ -24,6 +24,7 @@ from octavo_worker.models.registry import load_model
 from octavo_worker.runtime.executor import TorchExecutor
 from octavo_worker.runtime.inputs import InputBuilder
 from octavo_worker.runtime.memory import allocate_pool, block_bytes
+from octavo_worker.runtime.pages import collapse_resident_memory
 from octavo_worker.runtime.runner import ModelRunner
 from octavo_worker.verify.coupled import Coupled
 
@@ -91,6 +92,7 @@ def build_engine(config: EngineConfig, backends: BackendFactory) -> BuiltEngine:
         torch.set_num_threads(config.num_threads)
     precision = "float32" if config.precision == "auto" else config.precision
     loaded = load_model(config.model_path, precision=precision, name=config.model_name)
+    log.info("engine.huge_pages", num_bytes=collapse_resident_memory())
     return assemble(config, loaded, backends)
 
 
