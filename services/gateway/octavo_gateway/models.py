@@ -53,23 +53,18 @@ class Catalogue:
         return self._workers
 
     async def find(self, name: str) -> ModelCard:
-        """The card of a model; an empty name means the only model. Raises ModelNotFound with the names there are."""
-        cards = await self._cards()
-        names = list(dict.fromkeys(card.name for card in cards))
-        if not names:
-            raise ModelNotFound("no model is served", hint="start a worker, or wait until it has loaded", param="model")
-        if not name and len(names) > 1:
-            raise ModelNotFound(
-                "several models are served and the request names none",
-                hint=f"name one of {', '.join(sorted(names))}",
-                param="model",
-            )
-        for card in cards:
-            if card.name == (name or names[0]):
-                return card
-        raise ModelNotFound(
-            f"there is no model {name!r}", hint=f"models that are served: {', '.join(sorted(names))}", param="model"
-        )
+        """The card of a model; an empty name means the only model. Raises ModelNotFound with the names there are.
+
+        A model is refused by a picture only that was begun after the request came: its worker may just have registered.
+        """
+        came_s = self._clock.monotonic()
+        try:
+            return _pick(await self._cards(), name)
+        except ModelNotFound:
+            async with self._reading:
+                if self._read_s is None or self._read_s <= came_s:
+                    await self._read()
+            return _pick(await self._cards(), name)
 
     async def by_digest(self, digest: str) -> ModelCard | None:
         """A card of the model with these weights."""
@@ -108,6 +103,7 @@ class Catalogue:
         return self._read_s is not None and self._clock.monotonic() - self._read_s < MAX_AGE_S
 
     async def _read(self) -> None:
+        began_s = self._clock.monotonic()
         try:
             workers = await self._processes.list("worker", self._remember_s)
         except Unavailable:
@@ -117,4 +113,23 @@ class Catalogue:
             log.warning("models.database_failed")
             return
         self._workers = sorted(workers, key=lambda w: w.started_at, reverse=True)
-        self._read_s = self._clock.monotonic()
+        self._read_s = began_s
+
+
+def _pick(cards: Sequence[ModelCard], name: str) -> ModelCard:
+    """The first card of that name, or of the only name."""
+    names = list(dict.fromkeys(card.name for card in cards))
+    if not names:
+        raise ModelNotFound("no model is served", hint="start a worker, or wait until it has loaded", param="model")
+    if not name and len(names) > 1:
+        raise ModelNotFound(
+            "several models are served and the request names none",
+            hint=f"name one of {', '.join(sorted(names))}",
+            param="model",
+        )
+    for card in cards:
+        if card.name == (name or names[0]):
+            return card
+    raise ModelNotFound(
+        f"there is no model {name!r}", hint=f"models that are served: {', '.join(sorted(names))}", param="model"
+    )
