@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -23,6 +24,8 @@ ENVIRON = {
     "OCTAVO_WORKER_MAX_JOBS": str(NUM_JOBS),
 }
 POLL_S = 0.01
+# Of asyncio's own pool at most: one a client would be far more.
+NUM_POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,11 @@ class Holdings:
     num_files: int
     num_threads: int
     kv_usage: float = 0.0
+
+    def kept_from(self, before: Holdings) -> bool:
+        """True when more is held than before. Threads of pools are made when they are first needed, a few in all."""
+        same_but_threads = replace(self, num_threads=0) == replace(before, num_threads=0)
+        return not same_but_threads or self.num_threads - before.num_threads > NUM_POOL_THREADS
 
 
 @dataclass(slots=True, kw_only=True)

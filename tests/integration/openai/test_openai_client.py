@@ -37,7 +37,7 @@ async def test_a_chat_streams_its_text_in_pieces_and_its_usage_at_the_end(http: 
     with_choice, last = chunks[:-1], chunks[-1]
     assert with_choice[0].choices[0].delta.role == "assistant"
     texts = [c.choices[0].delta.content or "" for c in with_choice]
-    assert "".join(texts) == "ABCDEFGHIJ" and len([t for t in texts if t]) >= 3
+    assert "".join(texts) == "ABCDEFGHIJ" and len([t for t in texts if t]) >= 2
     assert [c.choices[0].finish_reason for c in with_choice] == [None] * (len(with_choice) - 1) + ["length"]
     assert all(c.usage is None for c in with_choice) and last.choices == []
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (PROMPT_TOKENS, 10)
