@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -24,8 +23,8 @@ ENVIRON = {
     "OCTAVO_WORKER_MAX_JOBS": str(NUM_JOBS),
 }
 POLL_S = 0.01
-# Of asyncio's own pool at most: one a client would be far more.
-NUM_POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
+# Far less than the clients of one stage.
+FEW = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +37,13 @@ class Holdings:
     kv_usage: float = 0.0
 
     def kept_from(self, before: Holdings) -> bool:
-        """True when more is held than before. Threads of pools are made when they are first needed, a few in all."""
-        same_but_threads = replace(self, num_threads=0) == replace(before, num_threads=0)
-        return not same_but_threads or self.num_threads - before.num_threads > NUM_POOL_THREADS
+        """True when more is held than before. A leak is one a client; heartbeats, watches and pools take a few."""
+        grown = (
+            self.num_tasks - before.num_tasks,
+            self.num_files - before.num_files,
+            self.num_threads - before.num_threads,
+        )
+        return max(grown) > FEW or self.kv_usage > before.kv_usage
 
 
 @dataclass(slots=True, kw_only=True)
