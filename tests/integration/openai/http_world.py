@@ -70,8 +70,7 @@ class HttpWorld:
         await self.worker.take(job_id)
         for _ in range(steps):
             await self.worker.release_tokens(job_id, 2)
-            # A reader that is behind gets what came meanwhile in one piece.
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
         assert await self.worker.finish(job_id)
         return job_id
 
