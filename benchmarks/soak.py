@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e" / "chaos"))
 # After the path: the harness lies beside the tests that use its cut.
 from chaos_cluster import Cluster  # noqa: E402
 from chaos_faults import Faults  # noqa: E402
-from chaos_leaks import ENVIRON, STAGES, Leavers, holdings  # noqa: E402
+from chaos_leaks import ENVIRON, STAGES, Leavers, holdings, usual_holdings  # noqa: E402
 from chaos_load import asks  # noqa: E402
 from chaos_rounds import DEADLY_REQUEST, RoundResult, Rounds  # noqa: E402
 
@@ -62,7 +62,7 @@ def soak_leavers(model: Path, *, count: int) -> dict[str, Any]:
         for stage in STAGES:
             asyncio.run(leavers.run(stage, NUM_WARM))
         cluster.settle()
-        before = [holdings(process, cluster.database_port) for process in watched]
+        before = [usual_holdings(process, cluster.database_port) for process in watched]
         departures = [asyncio.run(leavers.run(stage, -(-count // len(STAGES)))) for stage in STAGES]
         cluster.settle()
         after = [holdings(process, cluster.database_port) for process in watched]

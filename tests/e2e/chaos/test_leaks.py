@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from chaos_cluster import Cluster
-from chaos_leaks import ENVIRON, STAGES, Leavers, holdings
+from chaos_leaks import ENVIRON, STAGES, Leavers, holdings, usual_holdings
 from plugins_models import demo_model_path
 
 __all__ = ["demo_model_path"]
@@ -32,7 +32,7 @@ def test_clients_that_disconnect_at_any_stage_leave_nothing_behind(cluster: Clus
     for stage in STAGES:
         asyncio.run(leavers.run(stage, NUM_WARM))
     cluster.settle()
-    before = [holdings(process, cluster.database_port) for process in (worker, gateway)]
+    before = [usual_holdings(process, cluster.database_port) for process in (worker, gateway)]
     departures = [asyncio.run(leavers.run(stage, NUM_LEAVERS)) for stage in STAGES]
     cluster.settle()
     after = [holdings(process, cluster.database_port) for process in (worker, gateway)]
