@@ -124,7 +124,7 @@ class PlacementStore(Upkeep):
     """For the scheduler."""
 
     async def lead_connection(self) -> AsyncConnection:
-        """Open the connection that holds the lead, apart from the pool. The caller closes it."""
+        """Take the connection that holds the lead out of the pool, for as long as it leads. The caller closes it."""
         with translated():
             return await self._auto.connect()
 
