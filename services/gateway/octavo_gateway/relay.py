@@ -296,7 +296,9 @@ class Relay:
         except Exception as error:  # whatever the driver raises while the server is away
             if isinstance(error, OctavoError) and error.status is not Status.UNAVAILABLE:
                 raise
-            log.warning("stream.database_failed", job_id=str(self.job_id), error=repr(error))
+            # What the store has no name for may be a fault of ours: then its place is worth knowing.
+            unnamed = not isinstance(error, OctavoError)
+            log.warning("stream.database_failed", job_id=str(self.job_id), error=repr(error), exc_info=unnamed)
             await self._clock.sleep(DATABASE_PAUSE_S)
             return None
 

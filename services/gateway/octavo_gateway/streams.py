@@ -299,7 +299,7 @@ class StreamHub:
         try:
             rows = await self._rows.rows(list(self._followed))
         except Exception as error:  # the top of a loop
-            log.warning("streams.database_failed", error=repr(error))
+            log.warning("streams.database_failed", error=repr(error), exc_info=not isinstance(error, OctavoError))
             await self._clock.sleep(POLL_S / 2)
             return
         for row in rows:
