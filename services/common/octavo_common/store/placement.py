@@ -126,7 +126,7 @@ class PlacementStore(Upkeep):
     async def lead_connection(self) -> AsyncConnection:
         """Take the connection that holds the lead out of the pool, for as long as it leads. The caller closes it."""
         with translated():
-            return await self._auto.connect()
+            return await self._take()
 
     async def try_lead(self, connection: AsyncConnection) -> bool:
         """Become (or stay) the one scheduler that places. Raises Unavailable when connection and lead are lost."""
