@@ -51,7 +51,7 @@ class Outcome:
 
 def steps(model: Path, folder: Path) -> list[Step]:
     """All steps in their order: cheap ones first."""
-    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m")
+    tests = ("-m", "pytest", "-q", "-m")
     bench = [
         Step(
             name=name,

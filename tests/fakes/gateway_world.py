@@ -14,13 +14,13 @@ from uuid import UUID
 import grpc
 from pydantic import SecretStr
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fakes.scripted_worker import TOKEN, Script, ScriptedWorker, alphabet
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc, jobs_pb2_grpc
 from octavo_common import ids, store
 from octavo_common.clock import SystemClock
+from octavo_common.db.engine import Database
 from octavo_common.jobs.model import Job, NewProcess
 from octavo_common.jobs.spec import ModelCard
 from octavo_common.jobs.transitions import gateway_channel
@@ -182,17 +182,17 @@ class RunningGateway:
 class World:
     """The database, gateways, workers and clients of a test."""
 
-    def __init__(self, dsn: str, engine: AsyncEngine, telemetry: setup.Telemetry, stack: AsyncExitStack) -> None:
+    def __init__(self, dsn: str, database: Database, telemetry: setup.Telemetry, stack: AsyncExitStack) -> None:
         self.dsn = dsn
-        self.engine = engine
+        self.database = database
         self.telemetry = telemetry
         self.stack = stack
         self.clock = SystemClock()
-        self.jobs = store.JobStore(engine)
-        self.streams = store.StreamStore(engine)
-        self.keys = store.KeyStore(engine)
-        self.tenants = store.TenantStore(engine)
-        self.processes = store.ProcessStore(engine)
+        self.jobs = store.JobStore(database)
+        self.streams = store.StreamStore(database)
+        self.keys = store.KeyStore(database)
+        self.tenants = store.TenantStore(database)
+        self.processes = store.ProcessStore(database)
         self.card = ModelCard(
             name=MODEL,
             digest=DIGEST,
@@ -210,7 +210,7 @@ class World:
 
     async def prepare(self) -> None:
         bundle = byte_bundle()
-        await store.ArtifactStore(self.engine).put(bundle.digest, "application/json", bundle.to_bytes())
+        await store.ArtifactStore(self.database).put(bundle.digest, "application/json", bundle.to_bytes())
         self.card = ModelCard.from_json({**self.card.to_json(), "tokenizer_digest": bundle.digest})
         self.key = await self.keys.create("acme", "user", "test")
         self.admin_key = await self.keys.create("ops", "admin", "test")
@@ -221,7 +221,7 @@ class World:
             data_dir=Path("/nonexistent"), database_url=self.dsn, internal_token=SecretStr(TOKEN), **settings
         )
         process_id = ids.new_process_id()
-        gateway = app.build(configured, self.engine, self.telemetry, process_id=process_id, clock=self.clock)
+        gateway = app.build(configured, self.database, self.telemetry, process_id=process_id, clock=self.clock)
         await self.processes.register(NewProcess(id=process_id, role="gateway", lease_s=configured.lease_s))
         listener = await self.stack.enter_async_context(
             store.Listener(self.dsn, [gateway_channel(process_id)], self.clock)
@@ -247,7 +247,7 @@ class World:
         assert running.gateway.hub.num_followed == 0
 
     async def worker(self, script: Script = alphabet, **settings: Any) -> ScriptedWorker:
-        worker = await ScriptedWorker(self.engine, self.card, script, **settings).start()
+        worker = await ScriptedWorker(self.database, self.card, script, **settings).start()
         self.stack.push_async_callback(worker.kill)
         return worker
 
@@ -270,7 +270,7 @@ class World:
         return [event.event for event in await self.jobs.events(UUID(str(job_id)), tenant=None)]
 
     async def sql(self, statement: str, **values: Any) -> None:
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             await connection.execute(text(statement), values)
 
 

@@ -15,6 +15,7 @@ import grpc
 
 from octavo.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from octavo_common import ids, store
+from octavo_common.db.engine import Database
 from octavo_common.jobs.model import Assignment, Job, NewProcess
 from octavo_common.jobs.spec import GenerationResult, GenerationSpec, JobFailure, ModelCard, UsageRecord
 from octavo_common.prefix import tokens_digest
@@ -47,14 +48,16 @@ class Log:
 class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     """One worker process in the test's event loop."""
 
-    def __init__(self, engine: Any, card: ModelCard, script: Script = alphabet, *, lease_s: float = 15.0) -> None:
+    def __init__(
+        self, database: Database, card: ModelCard, script: Script = alphabet, *, lease_s: float = 15.0
+    ) -> None:
         self.id = ids.new_process_id()
         self.card = card
         self.script = script
         self.lease_s = lease_s
-        self.work = store.WorkStore(engine)
-        self.processes = store.ProcessStore(engine)
-        self.placement = store.PlacementStore(engine)
+        self.work = store.WorkStore(database)
+        self.processes = store.ProcessStore(database)
+        self.placement = store.PlacementStore(database)
         self.logs: dict[UUID, Log] = {}
         self.num_streams = 0
         self.num_attached = 0

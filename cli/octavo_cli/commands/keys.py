@@ -31,11 +31,11 @@ def _with_store(context: Context, work: Callable[[KeyStore], Awaitable[T]]) -> T
 
 def _with(context: Context, store: type[S], work: Callable[[S], Awaitable[T]]) -> T:
     async def run() -> T:
-        engine = connect(context.database_url(), pool_size=1, application_name="octavo keys")
+        database = connect(context.database_url(), pool_size=1, application_name="octavo keys")
         try:
-            return await work(store(engine))
+            return await work(store(database))
         finally:
-            await engine.dispose()
+            await database.dispose()
 
     return asyncio.run(run())
 

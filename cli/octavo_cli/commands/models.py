@@ -91,18 +91,18 @@ async def _tokenizer(context: Context, name: str) -> tuple[str, TokenizerBundle]
     from octavo_common.db.engine import connect
     from octavo_common.store import ArtifactStore, ProcessStore
 
-    engine = connect(context.database_url(), pool_size=1, application_name="octavo models")
+    database = connect(context.database_url(), pool_size=1, application_name="octavo models")
     try:
-        workers = await ProcessStore(engine).list("worker", _REMEMBERED_S)
+        workers = await ProcessStore(database).list("worker", _REMEMBERED_S)
         cards = {worker.card.name: worker.card for worker in workers if worker.card is not None}
         card = cards.get(name) if name else next(iter(cards.values()), None) if len(cards) == 1 else None
         if card is None:
             known = ", ".join(sorted(cards)) or "none"
             raise NotFound(f"there is no served model {name!r}", hint=f"give one with --model; served: {known}")
-        data = await ArtifactStore(engine).get(card.tokenizer_digest)
+        data = await ArtifactStore(database).get(card.tokenizer_digest)
         return card.family, TokenizerBundle.from_bytes(data)
     finally:
-        await engine.dispose()
+        await database.dispose()
 
 
 def _mib(num_bytes: object) -> str:

@@ -56,13 +56,13 @@ def prepare(data_dir: DataDir, settings: CliSettings, model: str, report: Report
 
 async def register_keys(database_url: str, secrets: dict[str, str]) -> None:
     """Put the data directory's keys into the table. A key that is there stays as it is, also a revoked one."""
-    engine = connect(database_url, pool_size=1)
+    database = connect(database_url, pool_size=1)
     try:
-        store = KeyStore(engine)
+        store = KeyStore(database)
         known = {key.id for key in await store.list()}
         for scope in ("user", "admin"):
             key = secrets[f"{scope}_key"]
             if not any(hashlib.sha256(key.encode()).hexdigest().startswith(one) for one in known):
                 await store.create(TENANT, scope, f"{scope} key of the data directory", key=key)
     finally:
-        await engine.dispose()
+        await database.dispose()

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from octavo.v1 import gateway_pb2_grpc, jobs_pb2_grpc
 from octavo_common.clock import Clock, SystemClock
-from octavo_common.db.engine import AsyncEngine, connect
+from octavo_common.db.engine import Database, connect
 from octavo_common.ids import new_process_id
 from octavo_common.jobs.model import NewProcess
 from octavo_common.jobs.transitions import gateway_channel
@@ -68,7 +68,7 @@ class Gateway:
 
 
 def build(
-    settings: GatewaySettings, engine: AsyncEngine, telemetry: setup.Telemetry, *, process_id: UUID, clock: Clock
+    settings: GatewaySettings, database: Database, telemetry: setup.Telemetry, *, process_id: UUID, clock: Clock
 ) -> Gateway:
     """Put a gateway together. Starts and opens nothing."""
     observer = Observer(tracer=telemetry.tracer, instruments=telemetry.instruments, clock=clock)
@@ -79,10 +79,10 @@ def build(
             address, token, observer=calls, max_message_bytes=settings.max_message_bytes, clock=clock
         )
     )
-    processes, streams, job_store = ProcessStore(engine), StreamStore(engine), JobStore(engine)
+    processes, streams, job_store = ProcessStore(database), StreamStore(database), JobStore(database)
     catalogue = Catalogue(processes, clock, remember_s=settings.remember_models_s)
-    prompts = Prompts(ArtifactStore(engine))
-    keys = KeyRing(KeyStore(engine), clock)
+    prompts = Prompts(ArtifactStore(database))
+    keys = KeyRing(KeyStore(database), clock)
     jobs = Jobs(job_store, clock)
     hub = StreamHub(
         owner=process_id,
@@ -138,10 +138,10 @@ async def run(settings: GatewaySettings) -> int:
     telemetry = setup.init("octavo-gateway", str(process_id), settings)
     try:
         dsn = settings.require_database_url()
-        engine = connect(dsn, pool_size=POOL_SIZE, application_name="octavo-gateway")
-        gateway = build(settings, engine, telemetry, process_id=process_id, clock=clock)
+        database = connect(dsn, pool_size=POOL_SIZE, application_name="octavo-gateway")
+        gateway = build(settings, database, telemetry, process_id=process_id, clock=clock)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(engine.dispose)
+            stack.push_async_callback(database.dispose)
             stack.push_async_callback(gateway.workers.close)
             stack.push_async_callback(gateway.prompts.close)
             listener = await stack.enter_async_context(Listener(dsn, [gateway_channel(process_id)], clock))

@@ -54,14 +54,14 @@ async def run(settings: SchedulerSettings) -> int:
 async def _run(settings: SchedulerSettings, process_id: UUID, telemetry: setup.Telemetry) -> int:
     clock, life = SystemClock(), Lifecycle()
     token, dsn = settings.require_internal_token(), settings.require_database_url()
-    engine = connect(dsn, pool_size=POOL_SIZE, application_name="octavo-scheduler")
-    processes = ProcessStore(engine)
+    database = connect(dsn, pool_size=POOL_SIZE, application_name="octavo-scheduler")
+    processes = ProcessStore(database)
     listener = Listener(dsn, [JOBS_CHANNEL], clock)
     fleet = Fleet(clock)
     watch = WorkerWatch(fleet, token=token, clock=clock, on_change=listener.wake)
     spans = PlacementSpans(telemetry.tracer) if telemetry.exports_traces else NoSpans()
     loop = PlacementLoop(
-        store=PlacementStore(engine),
+        store=PlacementStore(database),
         listener=listener,
         fleet=fleet,
         watch=watch,
@@ -111,7 +111,7 @@ async def _run(settings: SchedulerSettings, process_id: UUID, telemetry: setup.T
                 await processes.unregister(process_id)
         except (Unavailable, TimeoutError):
             log.debug("process.row_left_behind")  # its heartbeat grows old by itself
-        await engine.dispose()
+        await database.dispose()
 
     async with listener:
         return await serve(

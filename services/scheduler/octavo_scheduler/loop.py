@@ -13,7 +13,7 @@ import structlog
 
 from octavo_common.clock import Clock
 from octavo_common.errors import Unavailable
-from octavo_common.jobs.model import Assignment, QueuedJob
+from octavo_common.jobs.model import Assignment, Due, QueuedJob
 from octavo_common.store import Listener, PlacementStore
 from octavo_common.telemetry import names
 from octavo_common.telemetry.instruments import Instruments
@@ -69,7 +69,6 @@ class PlacementLoop:
         self._contact = Contact(clock, max_silence_s=max(settings.lease_s / 3, settings.poll_s * 3))
         self._reaper = Reaper(store, self._contact, lease_s=settings.lease_s)
         self._next_upkeep = 0.0
-        self._next_reap = 0.0
         self._next_prune = 0.0
 
     async def run(self) -> None:
@@ -93,7 +92,7 @@ class PlacementLoop:
             await self._clock.sleep(RETRY_S)
 
     async def _stand_by(self, connection: LeadConnection) -> None:
-        while not await self._store.try_lead(connection):
+        while await self._store.try_lead(connection) is None:
             self._contact.good()
             await self._clock.sleep(self._settings.standby_poll_s)
         self._contact.good()
@@ -104,15 +103,17 @@ class PlacementLoop:
         self._next_upkeep = 0.0
         while True:
             notified = await self._listener.wait(self._settings.poll_s)
+            due = None
             if not notified or self._clock.monotonic() >= self._next_upkeep:
                 # The lead lives and dies with this connection; losing it raises Unavailable.
-                if not await self._store.try_lead(connection):
+                due = await self._store.try_lead(connection)
+                if due is None:
                     raise Unavailable("the lead was lost")
                 self._contact.good()
             while await self._place():
                 pass
-            if self._clock.monotonic() >= self._next_upkeep:
-                await self._upkeep()
+            if due is not None:
+                await self._upkeep(due)
                 self._next_upkeep = self._clock.monotonic() + self._settings.poll_s
 
     async def _place(self) -> bool:
@@ -171,21 +172,19 @@ class PlacementLoop:
         self._spans.placed(effective, started_s=started_at_s, ended_s=ended_at_s)
         return len(took)
 
-    async def _upkeep(self) -> None:
-        expired = await self._store.expire_deadlines()
-        if expired:
+    async def _upkeep(self, due: Due) -> None:
+        if due.late:
+            expired = await self._store.expire_deadlines()
             log.info("jobs.expired", num_jobs=expired)
             self._instruments.add(names.JOBS_EXPIRED, expired)
-        now = self._clock.monotonic()
-        if now >= self._next_reap:
-            self._next_reap = now + self._settings.lease_s / 10
-            await self._reap()
-        if now >= self._next_prune:
+        if due.lost:
+            await self._reap(due.server_age_s)
+        if self._clock.monotonic() >= self._next_prune:
             await self._prune()
         self._contact.good()
 
-    async def _reap(self) -> None:
-        reaped = await self._reaper.run()
+    async def _reap(self, server_age_s: float) -> None:
+        reaped = await self._reaper.run(server_age_s)
         for outcome, count in reaped.items():
             self._instruments.add(names.JOBS_REAPED, count, {names.OUTCOME: outcome})
         if reaped["queued"]:

@@ -27,10 +27,6 @@ class ReapStore(Protocol):
         """Queue again, or end, what lost its worker."""
         ...
 
-    async def server_age_s(self) -> float:
-        """Seconds since the database server started."""
-        ...
-
 
 class Contact:
     """How long the database has answered without a break.
@@ -71,10 +67,13 @@ class Reaper:
         self._contact = contact
         self._lease_s = lease_s
 
-    async def run(self) -> Counter[str]:
-        """Reap all that can be reaped now; returns how many jobs went to which state."""
+    async def run(self, server_age_s: float) -> Counter[str]:
+        """Reap all that can be reaped now; returns how many jobs went to which state.
+
+        `server_age_s`: seconds since the database server started.
+        """
         outcome: Counter[str] = Counter()
-        while self._contact.unbroken_s() > self._lease_s and await self._store.server_age_s() > self._lease_s:
+        while self._contact.unbroken_s() > self._lease_s and server_age_s > self._lease_s:
             reaped = await self._store.reap(PAGE)
             for job in reaped:
                 outcome[job.state.value] += 1

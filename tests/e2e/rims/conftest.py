@@ -54,11 +54,11 @@ def rims(platform: Octavo) -> Rims:
     secrets = platform.data_dir / "secrets"
 
     async def other_key() -> str:
-        engine = connect(_dsn(platform), pool_size=1)
+        database = connect(_dsn(platform), pool_size=1)
         try:
-            return await KeyStore(engine).create("other", "user", "test")
+            return await KeyStore(database).create("other", "user", "test")
         finally:
-            await engine.dispose()
+            await database.dispose()
 
     return Rims(
         data_dir=platform.data_dir,
@@ -75,12 +75,12 @@ def one_job_tenant(platform: Octavo) -> str:
     """A key of a tenant that may queue one job and run none."""
 
     async def make() -> str:
-        engine = connect(_dsn(platform), pool_size=1)
+        database = connect(_dsn(platform), pool_size=1)
         try:
-            await TenantStore(engine).set_limits("small", TenantLimits(max_running=0, max_queued=1))
-            return await KeyStore(engine).create("small", "user", "test")
+            await TenantStore(database).set_limits("small", TenantLimits(max_running=0, max_queued=1))
+            return await KeyStore(database).create("small", "user", "test")
         finally:
-            await engine.dispose()
+            await database.dispose()
 
     return asyncio.run(make())
 

@@ -23,9 +23,9 @@ def telemetry() -> Iterator[setup.Telemetry]:
 
 @pytest.fixture
 async def world(pg_dsn: str, telemetry: setup.Telemetry) -> AsyncIterator[World]:
-    engine = connect(pg_dsn, pool_size=12)
+    database = connect(pg_dsn, pool_size=12)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(engine.dispose)
-        world = World(pg_dsn, engine, telemetry, stack)
+        stack.push_async_callback(database.dispose)
+        world = World(pg_dsn, database, telemetry, stack)
         await world.prepare()
         yield world

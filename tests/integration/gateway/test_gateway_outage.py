@@ -40,10 +40,10 @@ def server() -> Iterator[EmbeddedPostgres]:
 async def world(server: EmbeddedPostgres, telemetry: setup.Telemetry) -> AsyncIterator[World]:
     dsn = await asyncio.to_thread(server.start)
     await asyncio.to_thread(upgrade, dsn)
-    engine = connect(dsn, pool_size=12)
+    database = connect(dsn, pool_size=12)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(engine.dispose)
-        world = World(dsn, engine, telemetry, stack)
+        stack.push_async_callback(database.dispose)
+        world = World(dsn, database, telemetry, stack)
         await world.prepare()
         yield world
 

@@ -24,10 +24,10 @@ def telemetry() -> Iterator[setup.Telemetry]:
 
 @pytest.fixture
 async def http(pg_dsn: str, telemetry: setup.Telemetry) -> AsyncIterator[HttpWorld]:
-    engine = connect(pg_dsn, pool_size=12)
+    database = connect(pg_dsn, pool_size=12)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(engine.dispose)
-        world = World(pg_dsn, engine, telemetry, stack)
+        stack.push_async_callback(database.dispose)
+        world = World(pg_dsn, database, telemetry, stack)
         await world.prepare()
         made = HttpWorld(world)
         await made.start()

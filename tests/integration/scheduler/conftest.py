@@ -17,11 +17,11 @@ from octavo_common.db.engine import connect
 
 @pytest.fixture
 async def world(pg_dsn: str) -> AsyncIterator[World]:
-    engine = connect(pg_dsn)
-    made = World(pg_dsn, engine)
+    database = connect(pg_dsn)
+    made = World(pg_dsn, database)
     yield made
     await made.close()
-    await engine.dispose()
+    await database.dispose()
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from octavo_common import ids, store
+from octavo_common.db.engine import Database
 from octavo_common.jobs.model import Job, JobState, NewJob, NewProcess
 from octavo_common.jobs.spec import GenerationResult, GenerationSpec, ModelCard, UsageRecord
 from octavo_common.rpc.server import RpcServer, make_server
@@ -50,15 +50,15 @@ def new_job(**changes: Any) -> NewJob:
 
 
 class World:
-    def __init__(self, dsn: str, engine: AsyncEngine) -> None:
+    def __init__(self, dsn: str, database: Database) -> None:
         self.dsn = dsn
-        self.engine = engine
-        self.jobs = store.JobStore(engine)
-        self.streams = store.StreamStore(engine)
-        self.placement = store.PlacementStore(engine)
-        self.work = store.WorkStore(engine)
-        self.processes = store.ProcessStore(engine)
-        self.tenants = store.TenantStore(engine)
+        self.database = database
+        self.jobs = store.JobStore(database)
+        self.streams = store.StreamStore(database)
+        self.placement = store.PlacementStore(database)
+        self.work = store.WorkStore(database)
+        self.processes = store.ProcessStore(database)
+        self.tenants = store.TenantStore(database)
         self.servers: dict[UUID, RpcServer] = {}
 
     async def submit(self, **changes: Any) -> Job:
@@ -108,7 +108,7 @@ class World:
         return await eventually(reached, within_s)
 
     async def sql(self, statement: str, **values: Any) -> list[Any]:
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             found = await connection.execute(text(statement), values)
             return list(found.all()) if found.returns_rows else []
 

@@ -36,7 +36,7 @@ async def scheduling(world: World, *, spans: Spans | None = None, **changes: Any
     listener = Listener(world.dsn, [JOBS_CHANNEL], clock)
     watch = WorkerWatch(fleet, token=TOKEN, clock=clock, on_change=listener.wake)
     loop = PlacementLoop(
-        store=PlacementStore(world.engine),
+        store=PlacementStore(world.database),
         listener=listener,
         fleet=fleet,
         watch=watch,

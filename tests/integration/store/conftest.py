@@ -12,6 +12,6 @@ from octavo_common.db.engine import connect
 
 @pytest.fixture
 async def world(pg_dsn: str) -> AsyncIterator[World]:
-    engine = connect(pg_dsn)
-    yield World(pg_dsn, engine)
-    await engine.dispose()
+    database = connect(pg_dsn)
+    yield World(pg_dsn, database)
+    await database.dispose()

@@ -6,10 +6,10 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from octavo_common import ids, store
-from octavo_common.jobs.model import Assignment, Job, NewJob, NewProcess
+from octavo_common.db.engine import Database
+from octavo_common.jobs.model import Assignment, Due, Job, NewJob, NewProcess
 from octavo_common.jobs.spec import GenerationResult, GenerationSpec, ModelCard, UsageRecord
 
 DIGEST = "d" * 64
@@ -50,17 +50,17 @@ def result(*tokens: int) -> GenerationResult:
 
 
 class World:
-    def __init__(self, dsn: str, engine: AsyncEngine) -> None:
+    def __init__(self, dsn: str, database: Database) -> None:
         self.dsn = dsn
-        self.engine = engine
-        self.jobs = store.JobStore(engine)
-        self.streams = store.StreamStore(engine)
-        self.placement = store.PlacementStore(engine)
-        self.work = store.WorkStore(engine)
-        self.processes = store.ProcessStore(engine)
-        self.keys = store.KeyStore(engine)
-        self.tenants = store.TenantStore(engine)
-        self.artifacts = store.ArtifactStore(engine)
+        self.database = database
+        self.jobs = store.JobStore(database)
+        self.streams = store.StreamStore(database)
+        self.placement = store.PlacementStore(database)
+        self.work = store.WorkStore(database)
+        self.processes = store.ProcessStore(database)
+        self.keys = store.KeyStore(database)
+        self.tenants = store.TenantStore(database)
+        self.artifacts = store.ArtifactStore(database)
 
     async def submit(self, **changes: Any) -> Job:
         job, created = await self.jobs.submit(new_job(**changes), max_queued=None)
@@ -102,7 +102,7 @@ class World:
         return await self.get(job)
 
     async def sql(self, statement: str, **values: Any) -> list[Any]:
-        async with self.engine.begin() as connection:
+        async with self.database.begin() as connection:
             found = await connection.execute(text(statement), values)
             return list(found.all()) if found.returns_rows else []
 
@@ -118,6 +118,17 @@ class World:
         await self.sql(
             "update processes set heartbeat_at = heartbeat_at - make_interval(secs => :s) where id = :id", **span
         )
+
+    async def due(self) -> Due:
+        """What a scheduler that leads for a moment is told."""
+        connection = await self.placement.lead_connection()
+        try:
+            due = await self.placement.try_lead(connection)
+            assert due is not None
+            return due
+        finally:
+            await connection.invalidate()
+            await connection.close()
 
     async def event_names(self, job: Job | UUID) -> list[str]:
         job_id = job if isinstance(job, UUID) else job.id

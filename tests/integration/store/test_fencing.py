@@ -170,7 +170,7 @@ async def put(world: World, core: Core, facts: Facts) -> UUID:
         "lease_until": text(f"now() {'-' if facts.lease_over else '+'} interval '1 hour'"),
     }
     base = {"id": job_id, "tenant": "acme", "fair_key": "", "model": "tiny", "model_digest": "", "payload": {}}
-    async with world.engine.begin() as connection:
+    async with world.database.begin() as connection:
         await connection.execute(insert(jobs).values({**base, **values}))
     return job_id
 

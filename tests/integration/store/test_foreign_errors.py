@@ -22,6 +22,6 @@ async def test_a_value_that_no_row_can_hold_is_the_callers_error_and_tells_nothi
 async def test_errors_do_not_show_what_a_statement_was_given(world: World) -> None:
     """Logs have the errors, and prompts are what statements are given."""
     with pytest.raises(DBAPIError) as caught:
-        async with world.engine.connect() as connection:
+        async with world.database.engine.connect() as connection:
             await connection.execute(text("select 1 / (length(:words) - 6)"), {"words": "s3cret"})
     assert "division by zero" in str(caught.value) and "s3cret" not in f"{caught.value}{caught.value!r}"

@@ -80,8 +80,10 @@ async def test_the_reaper_waits_for_stream_owners_that_live(world: World) -> Non
     worker, gateway = await world.worker(), await world.gateway()
     job = await world.running(worker, stream_owner=gateway)
     await world.age(job.id, 60)
+    assert not (await world.due()).lost
     assert await world.placement.reap() == []
     await world.age(gateway, 60)
+    assert (await world.due()).lost
     assert [reaped.id for reaped in await world.placement.reap()] == [job.id]
 
 
@@ -158,7 +160,9 @@ async def test_a_job_with_a_passed_deadline_fails_in_the_queue(world: World) -> 
     await world.age(late.id, 10)
     await world.worker()
     assert [q.id for q in await world.placement.queue(10)] == [early.id]
+    assert (await world.due()).late
     assert await world.placement.expire_deadlines() == 1
+    assert not (await world.due()).late
     ended = await world.get(late)
     assert ended.error is not None
     assert (ended.state, ended.error["code"]) == (JobState.FAILED, "DEADLINE_EXCEEDED")
@@ -210,4 +214,4 @@ async def test_finish_reap_resume_cancel_and_heartbeat_at_once_leave_a_row_that_
 
 
 async def test_the_servers_age_is_told_by_its_own_clock(world: World) -> None:
-    assert 0 < await world.placement.server_age_s() < 24 * 3600
+    assert 0 < (await world.due()).server_age_s < 24 * 3600

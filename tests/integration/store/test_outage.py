@@ -51,9 +51,9 @@ async def outage() -> AsyncIterator[Outage]:
     server = EmbeddedPostgres(folder)
     dsn = server.start()
     upgrade(dsn)
-    engine = connect(dsn)
-    yield Outage(server, folder, World(dsn, engine))
-    await engine.dispose()
+    database = connect(dsn)
+    yield Outage(server, folder, World(dsn, database))
+    await database.dispose()
     server.stop()
     shutil.rmtree(folder)
 
@@ -87,7 +87,7 @@ async def test_jobs_and_leases_outlive_the_server_and_the_pool_and_listener_come
         await listener.wait(0.1)
         await world.submit()
         assert await listener.wait(3)
-    assert await world.placement.server_age_s() < 60
+    assert (await world.due()).server_age_s < 60
 
 
 async def test_a_held_lead_is_lost_with_the_server_and_won_again(outage: Outage) -> None:

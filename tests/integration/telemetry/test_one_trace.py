@@ -83,8 +83,8 @@ def stream_of(channel: grpc.aio.Channel):
 async def test_one_trace_id_goes_from_the_gateway_through_the_row_to_the_worker(
     monkeypatch: pytest.MonkeyPatch, pg_dsn: str
 ) -> None:
-    engine = connect(pg_dsn)
-    jobs = JobStore(engine)
+    database = connect(pg_dsn)
+    jobs = JobStore(database)
     with services(monkeypatch, "octavo-gateway", "octavo-worker", "octavo-kvstore") as (receiver, made):
         gateway, worker, kvstore = made
         kv_address = await kvstore.start()
@@ -125,7 +125,7 @@ async def test_one_trace_id_goes_from_the_gateway_through_the_row_to_the_worker(
             await asyncio.to_thread(service.telemetry.shutdown)
         await worker.server.stop()
         await kvstore.server.stop()
-    await engine.dispose()
+    await database.dispose()
 
     assert {int.from_bytes(span.trace_id) for _, span in receiver.spans} == {trace_id}
     assert {service for service, _ in receiver.spans} == {"octavo-gateway", "octavo-worker", "octavo-kvstore"}

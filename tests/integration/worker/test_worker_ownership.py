@@ -171,7 +171,7 @@ async def test_no_token_leaves_while_leases_cannot_be_renewed_and_none_is_lost(m
 
         following = asyncio.create_task(follow())
         await until(lambda: len(got), lambda count: count >= 3)
-        async with worker.pool.connect() as connection, connection.begin():
+        async with worker.pool.begin() as connection:
             # Heartbeats wait; everything else of the database answers.
             await connection.execute(text("lock table processes in exclusive mode"))
             await asyncio.sleep(1.4)

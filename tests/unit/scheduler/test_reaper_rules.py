@@ -8,6 +8,7 @@ from octavo_common.jobs.model import JobState, Reaped
 from octavo_scheduler.reaper import PAGE, Contact, Reaper
 
 LEASE_S = 15.0
+OLD_S = 1e6
 
 
 class ManualClock:
@@ -25,16 +26,12 @@ class ManualClock:
 
 class Store:
     def __init__(self):
-        self.age_s = 1e6
         self.pages = []
         self.num_calls = 0
 
     async def reap(self, limit=500):
         self.num_calls += 1
         return self.pages.pop(0) if self.pages else []
-
-    async def server_age_s(self):
-        return self.age_s
 
 
 def make():
@@ -53,10 +50,10 @@ async def test_nothing_is_reaped_before_a_whole_lease_of_contact():
     clock, store, contact, reaper = make()
     contact.good()
     poll(clock, contact, 15)
-    await reaper.run()
+    await reaper.run(OLD_S)
     assert store.num_calls == 0
     poll(clock, contact, 1)
-    await reaper.run()
+    await reaper.run(OLD_S)
     assert store.num_calls == 1
 
 
@@ -66,10 +63,10 @@ async def test_a_failed_statement_starts_the_wait_anew():
     poll(clock, contact, 14)
     contact.lost()
     poll(clock, contact, 15)
-    await reaper.run()
+    await reaper.run(OLD_S)
     assert store.num_calls == 0
     poll(clock, contact, 2)
-    await reaper.run()
+    await reaper.run(OLD_S)
     assert store.num_calls == 1
 
 
@@ -79,10 +76,10 @@ async def test_a_process_that_was_paused_waits_again():
     poll(clock, contact, 20)
     clock.now += 60.0
     # Even before it asks anything.
-    await reaper.run()
+    await reaper.run(OLD_S)
     contact.good()
     poll(clock, contact, 15)
-    await reaper.run()
+    await reaper.run(OLD_S)
     assert store.num_calls == 0
 
 
@@ -90,18 +87,16 @@ async def test_nothing_is_reaped_within_a_lease_of_the_servers_start():
     clock, store, contact, reaper = make()
     contact.good()
     poll(clock, contact, 20)
-    store.age_s = LEASE_S
-    await reaper.run()
+    await reaper.run(LEASE_S)
     assert store.num_calls == 0
-    store.age_s = LEASE_S + 0.1
-    await reaper.run()
+    await reaper.run(LEASE_S + 0.1)
     assert store.num_calls == 1
 
 
 async def test_without_any_contact_nothing_is_reaped():
     clock, store, contact, reaper = make()
     clock.now += 100.0
-    await reaper.run()
+    await reaper.run(OLD_S)
     assert contact.unbroken_s() == 0.0
     assert store.num_calls == 0
 
@@ -112,5 +107,5 @@ async def test_full_pages_are_followed_by_the_next():
     poll(clock, contact, 20)
     full = [Reaped(id=uid(n), state=JobState.QUEUED, fence=2, losses=1) for n in range(PAGE)]
     store.pages = [full, [Reaped(id=uid(9999), state=JobState.FAILED, fence=2, losses=3)]]
-    assert await reaper.run() == {"queued": PAGE, "failed": 1}
+    assert await reaper.run(OLD_S) == {"queued": PAGE, "failed": 1}
     assert store.num_calls == 2

@@ -325,6 +325,18 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What there is to do for the scheduler that leads, apart from placing."""
+
+    # Queued jobs whose deadline has passed.
+    late: bool
+    # Jobs whose lease is over, and whose stream nobody alive owns.
+    lost: bool
+    # Since the database server started, by its own clock.
+    server_age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
     """How much a pruning pass has removed."""
 

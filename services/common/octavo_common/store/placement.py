@@ -13,10 +13,10 @@ from sqlalchemy import ARRAY, BigInteger, Boolean, Uuid, bindparam, text
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from octavo_common.jobs.model import Assignment, FleetJob, FleetWorker, QueuedJob
+from octavo_common.jobs.model import Assignment, Due, FleetJob, FleetWorker, QueuedJob
 from octavo_common.jobs.spec import ModelCard
 from octavo_common.store.base import translated
-from octavo_common.store.upkeep import Upkeep
+from octavo_common.store.upkeep import DUE_COLUMNS, Upkeep
 
 _LEAD_LOCK = (0x0C7B, 1)
 _ASSIGN_LOCK = (0x0C7B, 2)
@@ -25,10 +25,10 @@ _LOCK_ASSIGNING = text("select pg_advisory_xact_lock(:space, :key)")
 
 # Asks pg_locks first: a session that takes an advisory lock twice would have to give it back twice.
 _TRY_LEAD = text(
-    """
+    f"""
     select case when exists(select from pg_locks where locktype = 'advisory' and classid = :space and objid = :key
                             and objsubid = 2 and pid = pg_backend_pid() and granted)
-           then true else pg_try_advisory_lock(:space, :key) end
+           then true else pg_try_advisory_lock(:space, :key) end as leads, {DUE_COLUMNS}
     """
 )
 
@@ -126,13 +126,16 @@ class PlacementStore(Upkeep):
     async def lead_connection(self) -> AsyncConnection:
         """Take the connection that holds the lead out of the pool, for as long as it leads. The caller closes it."""
         with translated():
-            return await self._take()
+            return await self._database.take()
 
-    async def try_lead(self, connection: AsyncConnection) -> bool:
-        """Become (or stay) the one scheduler that places. Raises Unavailable when connection and lead are lost."""
+    async def try_lead(self, connection: AsyncConnection) -> Due | None:
+        """Become (or stay) the one scheduler that places, and learn what is to be done; None: another one leads.
+
+        Raises Unavailable when connection and lead are lost.
+        """
         with translated():
-            answer = await connection.execute(_TRY_LEAD, {"space": _LEAD_LOCK[0], "key": _LEAD_LOCK[1]})
-            return bool(answer.scalar_one())
+            row = (await connection.execute(_TRY_LEAD, {"space": _LEAD_LOCK[0], "key": _LEAD_LOCK[1]})).one()
+        return Due(late=row.late, lost=row.lost, server_age_s=row.server_age_s) if row.leads else None
 
     async def queue(self, limit: int) -> list[QueuedJob]:
         """Read who waits and could run now, in placing order: resumed first, larger priority, then by age.

@@ -1,7 +1,7 @@
 """What keeps the job table in order: lost leases, passed deadlines, old rows. Any number may run at once.
 
 Rule 10 of leases is the caller's: to reap only after a whole lease of unbroken contact, and not before one lease after
-the server's start (server_age_s), so that owners renew first.
+the server's start (Due.server_age_s), so that owners renew first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _LATE = text(
     f"select {CORE_COLUMNS} from jobs j where {_IS_LATE} "
     "order by j.deadline, j.id limit :limit for update of j skip locked"
 )
-# Nearly always there is nothing to do, and one statement says so; the transaction would take three.
-_ANY_LEASE_OVER = text(f"select exists (select from jobs j where {_IS_LEASE_OVER}) as found")
-_ANY_LATE = text(f"select exists (select from jobs j where {_IS_LATE}) as found")
-_AGE = text("select extract(epoch from now() - pg_postmaster_start_time())::float8 as age_s")
+# Columns of a Due: nearly always there is nothing to do, and one statement says so.
+DUE_COLUMNS = f"""
+    exists (select from jobs j where {_IS_LATE}) as late,
+    exists (select from jobs j where {_IS_LEASE_OVER}) as lost,
+    extract(epoch from now() - pg_postmaster_start_time())::float8 as server_age_s
+"""
 
 _PRUNE_CONTENTS = text(
     """
@@ -73,8 +75,6 @@ class Upkeep(Store):
 
     async def reap(self, limit: int = 500) -> list[Reaped]:
         """Queue again what lost its worker: the lease is over, and no living stream owner looks after it."""
-        if not (await self._run(_ANY_LEASE_OVER))[0].found:
-            return []
         async with self._transaction() as connection:
             rows = (await connection.execute(_LEASE_OVER, {"limit": limit})).mappings().all()
             found = [(row["id"], transitions.reap(core, facts=facts)) for row in rows for core, facts in [to_core(row)]]
@@ -87,8 +87,6 @@ class Upkeep(Store):
 
     async def expire_deadlines(self, limit: int = 500) -> int:
         """Fail the queued jobs whose deadline has passed; returns how many."""
-        if not (await self._run(_ANY_LATE))[0].found:
-            return 0
         async with self._transaction() as connection:
             rows = (await connection.execute(_LATE, {"limit": limit})).mappings().all()
             found = [
@@ -113,7 +111,3 @@ class Upkeep(Store):
             async with self._transaction() as connection:
                 counts.append((await connection.execute(statement, {"retention_s": seconds, "limit": limit})).rowcount)
         return Pruned(num_contents=counts[0], num_jobs=counts[1], num_processes=counts[2])
-
-    async def server_age_s(self) -> float:
-        """Seconds since the database server started, by its own clock."""
-        return (await self._run(_AGE))[0].age_s
