@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from octavo_cli.datadir import DataDir
 from octavo_cli.settings import CliSettings
@@ -27,7 +26,7 @@ from octavo_cli.supervisor.restarts import RestartPolicy
 from octavo_cli.supervisor.state import UpState
 from octavo_common.clock import Clock
 from octavo_common.db.embedded import EmbeddedPostgres
-from octavo_common.db.engine import connect
+from octavo_common.db.engine import Database, connect
 from octavo_common.errors import OctavoError
 
 log = structlog.get_logger(__name__)
@@ -72,7 +71,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._say_stop)
         self._change(detail="looking for free ports")
         prepared: Prepared | None = None
-        engine: AsyncEngine | None = None
+        database: Database | None = None
         code = 0
         try:
             # What a killed predecessor left behind would answer in the place of the new processes.
@@ -84,8 +83,8 @@ class Supervisor:
             specs = plan(self._options, self._site(prepared, gateway_ports, console_port))
             self._keepers = [self._keeper(spec) for spec in specs]
             self._change(phase="starting", detail="", fraction=None, embedded_database=prepared.embedded is not None)
-            engine = connect(prepared.database_url, pool_size=1, application_name="octavo up")
-            await self._watch(prepared, engine)
+            database = connect(prepared.database_url, pool_size=1, application_name="octavo up")
+            await self._watch(prepared, database)
         except Exception as error:
             # Whoever waits for the platform reads it there.
             told = isinstance(error, OctavoError)
@@ -95,8 +94,8 @@ class Supervisor:
             self._change(phase="failed", error=message, hint=error.hint if told else "")
             code = 1
         finally:
-            if engine is not None:
-                await engine.dispose()
+            if database is not None:
+                await database.dispose()
             if code == 0:
                 self._change(phase="stopping", detail="")
             if not self._settings.database_url:
@@ -132,7 +131,7 @@ class Supervisor:
         processes.kill_pip()
         return None
 
-    async def _watch(self, prepared: Prepared, engine: AsyncEngine) -> None:
+    async def _watch(self, prepared: Prepared, database: Database) -> None:
         """Keep all processes alive until the stop; then end them."""
         tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
         try:
@@ -141,7 +140,7 @@ class Supervisor:
                 self._check_failures()
                 try:
                     await self._keep_database(prepared)
-                    await health.look(self._keepers, engine)
+                    await health.look(self._keepers, database)
                     for keeper in self._keepers:
                         logs.rotate(self._log_file(keeper.spec))
                 except Exception:
