@@ -8,11 +8,23 @@ import time
 import psutil
 import pytest
 from fakes.engines import Bench
-from fakes.tiny_executor import expected_output
+from fakes.tiny_executor import TinyExecutor, expected_output
 
 from octavo_common.clock import SystemClock
 from octavo_worker.engine.types import FinishReason, Request, SamplingParams
 from octavo_worker.runtime.loop import EngineLoop
+
+
+class GatedExecutor(TinyExecutor):
+    """Makes a step only when a test lets it."""
+
+    def __init__(self):
+        super().__init__(num_blocks=64, block_size=4)
+        self.permits = threading.Semaphore(0)
+
+    def run(self, plan):
+        self.permits.acquire()
+        return super().run(plan)
 
 
 class Listener:
@@ -87,6 +99,42 @@ def test_an_abort_ends_a_request_and_an_unknown_one_is_no_error(make_loop):
     loop.abort("long")
     listener.wait(lambda: listener.finish("long"))
     assert listener.finish("long") in (FinishReason.ABORTED, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("stage", ["waiting", "mid_prompt", "decoding"])
+def test_the_step_after_an_abort_finds_the_blocks_back(stage):
+    executor = GatedExecutor()
+    bench = Bench(executor=executor, max_sequences=1, max_chunk_tokens=4)
+    loop, listener = EngineLoop(bench.engine, clock=SystemClock()), Listener()
+    loop.start(listener.on_deltas, listener.on_crash)
+
+    def steps(count):
+        executor.permits.release(count)
+        listener.wait(lambda: sum(step_s > 0 for _, step_s, _ in listener.steps) == count + before)
+
+    before = 0
+    try:
+        if stage == "waiting":
+            loop.submit(request("other", max_tokens=150))
+            steps(2)
+            before += 2
+        loop.submit(request("gone", prompt=tuple(range(40)), max_tokens=150))
+        steps(1 if stage != "decoding" else 14)
+        before += 1 if stage != "decoding" else 14
+        assert bool(listener.tokens("gone")) == (stage == "decoding")
+        loop.abort("gone")
+        # The step that runs at that moment; nothing else is let through.
+        steps(1)
+        listener.wait(lambda: listener.finish("gone"))
+        assert listener.finish("gone") is FinishReason.ABORTED
+        others = {"waiting": 1}.get(stage, 0)
+        stats = bench.engine.stats()
+        assert (stats.num_running, stats.num_waiting) == (others, 0)
+        assert stats.num_used_blocks == (0 if not others else -(-len((1, 2, 3, *listener.tokens("other"))) // 4))
+        bench.engine.check_integrity()
+    finally:
+        executor.permits.release(1000)
+        loop.stop()
 
 
 def test_a_request_that_can_never_run_ends_in_error_and_harms_nobody(make_loop):
