@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
+from octavo_ui.server import serve
 from octavo_ui.settings import UiSettings
 
-OPTIONS = {
-    "server.headless": "true",
+OPTIONS: dict[str, str | bool] = {
+    "server.headless": True,
     "server.fileWatcherType": "none",
-    "server.runOnSave": "false",
-    "browser.gatherUsageStats": "false",
+    "server.runOnSave": False,
+    "browser.gatherUsageStats": False,
     "client.showErrorDetails": "none",
     "client.toolbarMode": "minimal",
-    "global.developmentMode": "false",
+    "global.developmentMode": False,
 }
 
 
 def main() -> None:
-    """Replace this process by Streamlit's server, so that signals and the exit code are its own."""
+    """Serve the pages until a signal."""
     settings = UiSettings.from_env()
-    options = {**OPTIONS, "server.address": settings.host, "server.port": str(settings.port)}
-    app = str(Path(__file__).with_name("app.py"))
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", app, *flags])
+    serve(str(Path(__file__).with_name("app.py")), host=settings.host, port=settings.port, options=OPTIONS)
 
 
 if __name__ == "__main__":
