@@ -35,7 +35,7 @@ class WorkerSettings(CommonSettings):
     max_jobs: int = Field(default=128, ge=1)
     # Most tokens of a step; 0 takes 128 for each thread, at most 512: about a quarter of a second.
     max_batch_tokens: int = Field(default=0, ge=0)
-    # Prompt tokens of a step while anything decodes.
+    # Prompt tokens of a step while anything decodes; requests that lost another worker are not held to it.
     max_prompt_tokens_beside_decode: int = Field(default=64, ge=1)
     attention_backend: str = "auto"
     precision: str = "auto"

@@ -58,6 +58,20 @@ def test_while_anything_decodes_prompts_get_their_small_budget():
     assert rows(bench) == {"d1": 1, "d2": 1, "p2": 5}
 
 
+def test_resumed_requests_get_the_whole_budget_until_their_streams_go_on():
+    bench = Bench(max_batch_tokens=32, max_prompt_tokens_beside_decode=5)
+    warm(bench, "d1", "d2")
+    bench.add(make_request("r1", range(18), output=(7, 8), max_tokens=9))
+    bench.add(make_request("r2", range(50, 68), output=(9,), max_tokens=9))
+    bench.add(make_request("p", range(80, 92), max_tokens=1))
+    bench.step()
+    assert rows(bench) == {"d1": 1, "d2": 1, "r1": 20, "r2": 10}
+    bench.step()
+    assert rows(bench) == {"d1": 1, "d2": 1, "r1": 1, "r2": 9}
+    bench.step()
+    assert rows(bench) == {"d1": 1, "d2": 1, "r1": 1, "r2": 1, "p": 5}
+
+
 def test_with_nothing_decoding_prompts_get_the_whole_budget():
     bench = Bench(max_batch_tokens=32, max_prompt_tokens_beside_decode=5)
     bench.add(make_request("p1", range(40), max_tokens=1))

@@ -190,12 +190,20 @@ class Scheduler:
         return min(to_max_tokens, self.limits.max_sequence_tokens - len(seq.tokens)) - 1
 
     def _plan_chunk(self, batch: Batch, seq: Sequence) -> None:
-        num_tokens = min(seq.num_pending, batch.budget, batch.prompt_budget)
+        num_tokens = min(seq.num_pending, self._room(batch, seq))
         if self.limits.max_chunk_tokens is not None:
             num_tokens = min(num_tokens, self.limits.max_chunk_tokens)
         # A preempted row is not running any more.
         if num_tokens > 0 and seq.phase is Phase.RUNNING:
             self._plan_row(batch, seq, num_tokens, NO_DRAFT)
+
+    @staticmethod
+    def _room(batch: Batch, seq: Sequence) -> int:
+        """Tokens that the step still has for a sequence with more than one pending.
+
+        A resumed one may take all: its stream stands still, and those that decode beside it pause for less than that.
+        """
+        return batch.budget if seq.is_behind else min(batch.budget, batch.prompt_budget)
 
     def _plan_row(self, batch: Batch, seq: Sequence, num_tokens: int, draft: Draft) -> bool:
         if seq.phase is not Phase.RUNNING or not self._ensure_blocks(batch, seq, num_tokens, len(draft)):
@@ -247,9 +255,9 @@ class Scheduler:
     def _admit(self, batch: Batch) -> None:
         """Start waiting sequences in order; the first that does not fit blocks those behind it."""
         while len(self._queue) and len(self._running) < self.limits.max_sequences:
-            if min(batch.budget, batch.prompt_budget) <= 0:
-                return
             seq = self._queue.peek()
+            if self._room(batch, seq) <= 0:
+                return
             # The last known token is always computed, for its logits; so never a hit on all of the blocks.
             num_matchable = (len(seq.tokens) - 1) // self._pool.block_size
             seals = self._pool.match(seq.block_keys(num_matchable, self._pool.block_size))

@@ -59,6 +59,11 @@ class Sequence:
         """Tokens after the prompt, those of earlier attempts included."""
         return len(self.tokens) - len(self.request.prompt)
 
+    @property
+    def is_behind(self) -> bool:
+        """Came with the output of an earlier attempt and has added nothing yet: whoever reads its stream waits."""
+        return 0 < self.num_output == len(self.request.output)
+
     def block_keys(self, num_blocks: int, block_size: int) -> list[BlockKey]:
         """Keys of the first blocks; they must be full of known tokens."""
         while len(self.keys) < num_blocks:
