@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 # Looks are frequent while something is not ready.
 _LOOK_SOON_S, _LOOK_LATER_S = 0.5, 5.0
+# Services that were ready are asked at every second look: a question wakes the one who is asked.
+_ASK_S = 9.0
 # Longer than the gateways drain.
 STOP_GRACE_S = 20.0
 
@@ -134,24 +136,30 @@ class Supervisor:
     async def _watch(self, prepared: Prepared, database: Database) -> None:
         """Keep all processes alive until the stop; then end them."""
         tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
+        asked_s = 0.0
         try:
             while not self._stop.is_set():
                 self._news.clear()
                 self._check_failures()
                 try:
                     await self._keep_database(prepared)
-                    await health.look(self._keepers, database)
+                    if not self._are_ready or self._clock.monotonic() - asked_s >= _ASK_S:
+                        await health.look(self._keepers, database)
+                        asked_s = self._clock.monotonic()
                     for keeper in self._keepers:
                         logs.rotate(self._log_file(keeper.spec))
                 except Exception:
                     # Whatever a look stumbles over, the services go on; ending them all would be worse.
                     log.exception("look.failed")
-                ready = all(keeper.is_ready for keeper in self._keepers)
-                self._change(phase="ready" if ready else "starting")
-                await self._pause(_LOOK_LATER_S if ready else _LOOK_SOON_S)
+                self._change(phase="ready" if self._are_ready else "starting")
+                await self._pause(_LOOK_LATER_S if self._are_ready else _LOOK_SOON_S)
         finally:
             self._change(phase="stopping")
             await self._end(tasks)
+
+    @property
+    def _are_ready(self) -> bool:
+        return all(keeper.is_ready for keeper in self._keepers)
 
     def _check_failures(self) -> None:
         """Raises StartFailed when a service can never start: the platform would wait for it for ever."""
