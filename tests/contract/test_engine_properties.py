@@ -115,7 +115,9 @@ class Driver:
             return
         num_plans = len(self.bench.executor.plans)
         oldest = next(iter(self.live), None)
-        behind = {id for id, r in self.live.items() if r.output and len(self.bench.outcomes[id].tokens) == len(r.output)}
+        behind = {
+            id for id, r in self.live.items() if r.output and len(self.bench.outcomes[id].tokens) == len(r.output)
+        }
         self.bench.step()
         plans = self.bench.executor.plans[num_plans:]
         self.check_budgets(plans, behind)
