@@ -8,9 +8,11 @@ import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -166,12 +168,10 @@ def _docker(context: Context) -> Iterator[Finding]:
     from docker.errors import DockerException
 
     try:
-        client: Any = docker.from_env(timeout=3)
-        try:
-            version = client.version()
+        _check_docker_socket()
+        with closing(docker.from_env(timeout=3)) as client:
+            version: Any = client.version()
             tags = sorted(tag for image in client.images.list() for tag in image.tags if tag.startswith("octavo"))
-        finally:
-            client.close()
     except (DockerException, OSError) as error:
         words = " ".join(str(error).split())[:120]
         yield Finding(level=Level.NOTE, what="docker", found=f"no engine answers (optional): {words}")
@@ -179,6 +179,14 @@ def _docker(context: Context) -> Iterator[Finding]:
     yield _ok("docker", f"engine {version.get('Version')}, API {version.get('ApiVersion')}")
     found = ", ".join(tags) or "none"
     yield Finding(level=Level.NOTE, what="images", found=found, hint="" if tags else "`make images` builds them")
+
+
+def _check_docker_socket() -> None:
+    """Raise OSError when nobody listens at a local engine's socket: Docker's client would leave its own one open."""
+    scheme, _, path = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").partition("://")
+    if scheme == "unix":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as local:
+            local.connect(path)
 
 
 def _settings(context: Context) -> Iterator[Finding]:

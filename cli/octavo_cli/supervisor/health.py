@@ -46,7 +46,7 @@ async def _reason(keeper: Keeper, rows: dict[int, float], trouble: str) -> str:
         return trouble
     if keeper.pid not in rows:
         return "is loading the model" if spec.role == "worker" else "has not registered yet"
-    if spec.role == "gateway" and not await serves(spec.address):
+    if spec.role == "gateway" and not await asyncio.to_thread(serves, spec.address):
         return f"does not serve at {spec.address}"
     return ""
 

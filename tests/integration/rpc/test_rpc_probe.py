@@ -1,4 +1,4 @@
-"""The probe speaks bare HTTP/2; grpc's own server says what is right."""
+"""The probe that supervisors and containers ask a server with."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from octavo_common.rpc import probe
 from octavo_common.rpc.server import make_server
 
 
+async def serves(address: str) -> bool:
+    return await asyncio.to_thread(probe.serves, address)
+
+
 async def test_the_probe_says_what_the_health_service_says() -> None:
     server = make_server()
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     try:
-        assert not await probe.serves(address)
+        assert not await serves(address)
         await server.set_serving(True)
-        assert all(await asyncio.gather(*(probe.serves(address) for _ in range(20))))
+        assert all(await asyncio.gather(*(serves(address) for _ in range(20))))
         await server.drain(1)
-        assert not await probe.serves(address)
+        assert not await serves(address)
     finally:
         await server.stop()
-    assert not await probe.serves(address)
+    assert not await serves(address)
 
 
 async def test_the_probe_reaches_a_server_by_name_and_by_ipv6() -> None:
@@ -32,8 +36,8 @@ async def test_the_probe_reaches_a_server_by_name_and_by_ipv6() -> None:
     port = await server.start("::1", 0)
     await server.set_serving(True)
     try:
-        assert await probe.serves(f"[::1]:{port}")
-        assert not await probe.serves(f"no-such-host.invalid:{port}")
+        assert await serves(f"[::1]:{port}")
+        assert not await serves(f"no-such-host.invalid:{port}")
     finally:
         await server.stop()
 
@@ -45,7 +49,7 @@ async def test_a_server_without_health_does_not_serve() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        assert not await probe.serves(f"127.0.0.1:{port}")
+        assert not await serves(f"127.0.0.1:{port}")
     finally:
         await server.stop(0)
 
@@ -57,7 +61,7 @@ async def test_what_speaks_something_else_does_not_serve(said: bytes) -> None:
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        assert not await probe.serves(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert not await serves(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
 
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +69,7 @@ async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        assert not await probe.serves(f"127.0.0.1:{silent.getsockname()[1]}")
+        assert not await serves(f"127.0.0.1:{silent.getsockname()[1]}")
 
 
 async def test_the_command_ends_with_0_when_the_server_serves() -> None:
