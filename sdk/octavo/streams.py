@@ -72,6 +72,8 @@ class StreamMachine:
         self.token_ids: list[int] = list(token_ids)
         self.result: GenerationResult | None = None
         self.opened = False
+        # Since when nothing can be heard of the stream, on the driver's clock.
+        self.lost_since_s: float | None = None
         # True when the platform has said how it ended, or cannot be asked any more.
         self.ended = False
 
@@ -99,6 +101,7 @@ class StreamMachine:
         Raises UnavailableError when tokens are missing before it (hand it to ``on_failure``), and AbortedError when it
         contradicts what was received.
         """
+        self.lost_since_s = None
         kind = event.WhichOneof("event")
         if kind == "accepted":
             self._on_accepted(event.accepted, now_s)
@@ -159,6 +162,8 @@ class StreamMachine:
         """What to open after a failure or an early end; raises the error when it is final."""
         error.job_id = error.job_id or self.job_id
         self.ended = True
+        if self.lost_since_s is None:
+            self.lost_since_s = now_s
         if not is_broken(error) or not self._may_reopen():
             raise error
         remaining_s = self.remaining_s(now_s)
@@ -227,6 +232,14 @@ class StreamView:
     def result(self) -> GenerationResult | None:
         """The result with its usage; None until the stream has ended well."""
         return self._machine.result
+
+    @property
+    def lost_since_s(self) -> float | None:
+        """When the contact with the platform was lost, in seconds of ``time.monotonic``; None while there is contact.
+
+        May be read from another thread than the reader's, to tell somebody why a stream pauses.
+        """
+        return self._machine.lost_since_s
 
     @property
     def cancelled(self) -> bool:

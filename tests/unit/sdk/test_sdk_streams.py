@@ -85,6 +85,18 @@ def test_a_break_after_tokens_resumes_at_once_with_the_job_and_the_ids() -> None
     assert message.on_disconnect == gateway_pb2.ON_DISCONNECT_DETACH
 
 
+def test_a_stream_knows_since_when_it_has_no_contact() -> None:
+    machine = _machine()
+    machine.start(0.0)
+    assert machine.lost_since_s is None
+    machine.on_event(_accepted(), 1.0)
+    machine.on_failure(UnavailableError("gone"), now_s=2.0, jitter=0.0)
+    machine.on_failure(UnavailableError("gone"), now_s=3.0, jitter=0.0)
+    assert machine.lost_since_s == 2.0
+    machine.on_event(_accepted(), 4.0)
+    assert machine.lost_since_s is None
+
+
 def test_patience_ends_a_stream_that_makes_no_progress_and_progress_renews_it() -> None:
     machine = _machine()
     machine.start(0.0)
