@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,7 +15,7 @@ import click
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("platform", "Start the platform."),
     "down": ("platform", "Stop the platform."),
-    "status": ("platform", "Show the services and the queue."),
+    "status": ("status", "Show the services and the queue."),
     "doctor": ("doctor", "Look for what is wrong."),
     "generate": ("generate", "Answer one prompt."),
     "chat": ("generate", "Talk with the model."),
@@ -38,14 +39,38 @@ class _Commands(click.Group):
         module = importlib.import_module(f"octavo_cli.commands.{COMMANDS[cmd_name][0]}")
         return getattr(module, cmd_name)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as error:
+            if ctx.obj is None:
+                raise
+            from octavo_cli.failures import explained
+
+            found = explained(error, ctx.obj)
+            if found is error:
+                raise
+            raise found from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Data directory [OCTAVO_DATA_DIR, else .octavo].")
-@click.option("--address", default="", help="Gateways, host:port with commas [OCTAVO_ADDRESS, else what is up here].")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Data directory [OCTAVO_DATA_DIR, else .octavo in the clone around the working directory, else in the clone "
+    "that this program is of, else $XDG_DATA_HOME/octavo, which is ~/.local/share/octavo].",
+)
+@click.option(
+    "--address",
+    default="",
+    help="Gateways, host:port with commas [OCTAVO_ADDRESS, else those of the data directory's platform].",
+)
 @click.option("--key", default="", help="API key [OCTAVO_API_KEY, else the data directory's].")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="octavo")
@@ -60,6 +85,8 @@ def octavo(ctx: click.Context, data_dir: Path | None, address: str, key: str, de
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit: 0 for success only, 2 for wrong use, 130 for Ctrl-C, 1 for all else."""
+    # gRPC tells of every connection that ends on stderr, in words of its own.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # A command that is told to end leaves as by Ctrl-C and cancels what it has asked for. The supervisor replaces this.
     signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(run(argv))
@@ -82,8 +109,9 @@ def run(argv: list[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return 2
     except click.ClickException as error:
-        hint = error.ctx.command_path + " --help" if isinstance(error, click.UsageError) and error.ctx else ""
-        complain(error.format_message(), hint=f"see `{hint}`" if hint else "")
+        help_line = error.ctx.command_path + " --help" if isinstance(error, click.UsageError) and error.ctx else ""
+        hint = getattr(error, "hint", "") or (f"see `{help_line}`" if help_line else "")
+        complain(error.format_message(), hint=hint)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         complain("interrupted")
@@ -98,6 +126,8 @@ def run(argv: list[str] | None = None) -> int:
         told = getattr(error, "message", None)
         if isinstance(told, str):
             complain(told, hint=getattr(error, "hint", "") or "", code=getattr(error, "code", "") or "")
+        elif isinstance(error, OSError) and error.filename:
+            complain(f"{error.filename} cannot be used: {error.strerror}")
         else:
             complain(f"{type(error).__name__}: {error}", hint="a fault of octavo; --debug shows where")
         return 1

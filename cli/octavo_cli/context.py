@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 import octavo
+from octavo_cli import invocation
 from octavo_cli import settings as settings_module
 from octavo_cli.datadir import DataDir
 from octavo_cli.settings import CliSettings
@@ -42,17 +43,36 @@ class Context:
             key=key or settings.api_key.get_secret_value(),
         )
 
-    def client(self, *, scope: str = "user") -> octavo.Client:
+    def client(self, *, scope: str = "user", retry: octavo.RetryPolicy | None = None) -> octavo.Client:
         """A client with the data directory's key of that scope, unless another was given."""
-        return octavo.Client(self.addresses(), api_key=self.key or self.data_dir.secret(f"{scope}_key"))
+        return octavo.Client(self.addresses(), api_key=self.key or self.data_dir.secret(f"{scope}_key"), retry=retry)
+
+    def line(self, *words: str) -> str:
+        """How the user calls the command with these words, for the platform of this data directory."""
+        return invocation.line(self.data_dir.root, *words)
 
     def addresses(self) -> str:
-        """Where the gateways are: as given, else what the supervisor wrote, else this machine's default."""
+        """Where the gateways are: as given, else what the supervisor wrote; raises FailedPrecondition.
+
+        The data directory's key is for the platform of the data directory, not for whatever listens on this machine.
+        """
         if self.address:
             return self.address
+        if not state.is_up(self.data_dir):
+            raise FailedPrecondition(
+                f"No platform is running in {self.data_dir.root}",
+                hint=f"start it with `{self.line('up')}`, or say where another one is with --address",
+                code="NOT_RUNNING",
+            )
         up = state.read(self.data_dir.state_file)
-        found = ",".join(up.grpc_addresses) if up is not None and state.is_up(self.data_dir) else ""
-        return found or f"127.0.0.1:{self.settings.grpc_port or 50051}"
+        if up is None or not up.grpc_addresses:
+            told = (up.error or up.detail or up.phase) if up else "it begins to start"
+            raise FailedPrecondition(
+                f"the platform of {self.data_dir.root} has no gateway yet: {told}",
+                hint=f"`{self.line('status')}` shows how far it is",
+                code="NOT_RUNNING",
+            )
+        return ",".join(up.grpc_addresses)
 
     def database_url(self) -> str:
         """The database: from the environment, else the embedded one if it runs; raises FailedPrecondition."""
@@ -63,6 +83,7 @@ class Context:
         embedded = EmbeddedPostgres(self.data_dir.root)
         if not embedded.is_running or not embedded.dsn:
             raise FailedPrecondition(
-                "the embedded database does not run", hint="start it with `octavo up`, or set OCTAVO_DATABASE_URL"
+                f"the embedded database of {self.data_dir.root} does not run",
+                hint=f"start it with `{self.line('up')}`, or set OCTAVO_DATABASE_URL",
             )
         return embedded.dsn

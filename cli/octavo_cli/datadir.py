@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo_common import ids
+from octavo_common import ids, space
+from octavo_common.errors import FailedPrecondition
+
+# The logs' first lines, the supervisor's state, the secrets.
+_OWN_BYTES = 1_000_000
+
+
+class DataDirUnusable(FailedPrecondition):
+    """The data directory cannot be made, or not be written."""
+
+    code = "BAD_DATA_DIR"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, hint="choose another one with --data-dir or OCTAVO_DATA_DIR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +34,11 @@ class DataDir:
     def logs(self) -> Path:
         """Folder of the services' logs."""
         return self.root / "logs"
+
+    @property
+    def up_log(self) -> Path:
+        """Log of a supervisor in the background."""
+        return self.logs / "up.log"
 
     @property
     def state_file(self) -> Path:
@@ -36,10 +55,32 @@ class DataDir:
         path = self.root / "secrets" / name
         return path.read_text().strip() if path.is_file() else ""
 
+    def problem(self) -> str:
+        """Why nothing can be written here, in one sentence; empty when something can. Leaves nothing behind."""
+        above = self.root
+        # Permissions say too little: of root they allow everything, also on what cannot be written at all.
+        try:
+            while not above.exists() and above != above.parent:
+                above = above.parent
+            Path(tempfile.mkdtemp(prefix=".octavo-probe-", dir=above)).rmdir()
+        except OSError as error:
+            what = "written" if above == self.root else "made"
+            why = "is not a folder" if isinstance(error, NotADirectoryError) else f"is refused ({error.strerror})"
+            return f"the data directory {self.root} cannot be {what}: {above} {why}"
+        return ""
+
     def make(self) -> None:
-        """Make the folders that are missing; secrets are for the owner alone."""
-        for name, mode in (("", 0o755), ("logs", 0o755), ("run", 0o755), ("secrets", 0o700)):
-            (self.root / name).mkdir(parents=True, exist_ok=True, mode=mode)
+        """Make the folders that are missing; secrets are for the owner alone. Raises DataDirUnusable or NoSpace."""
+        problem = self.problem()
+        if problem:
+            raise DataDirUnusable(problem)
+        space.require(self.root, _OWN_BYTES, "the platform's own files")
+        try:
+            for name, mode in (("", 0o755), ("logs", 0o755), ("run", 0o755), ("secrets", 0o700)):
+                (self.root / name).mkdir(parents=True, exist_ok=True, mode=mode)
+        except OSError as error:
+            told = f"the data directory {self.root} cannot be made: {error.filename}: {error.strerror}"
+            raise DataDirUnusable(told) from error
 
     def make_secrets(self) -> dict[str, str]:
         """Make the secrets that are missing (0600) and return all: internal_token, admin_key, user_key."""

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import platform
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,9 +20,12 @@ import psutil
 
 from octavo_cli import settings as settings_module
 from octavo_cli.context import Context
+from octavo_cli.failures import reason
+from octavo_cli.output import times
 from octavo_cli.settings import CliSettings
 from octavo_cli.supervisor import state
 from octavo_cli.supervisor.plan import worker_threads
+from octavo_common import space
 from octavo_common.errors import OctavoError
 from octavo_common.settings import env_names, redacted, report_unknown
 
@@ -57,7 +59,11 @@ def diagnose(context: Context) -> list[Finding]:
     looks = (_python, _machine, _threads, _data_dir, _database, _services, _docker, _settings)
     findings: list[Finding] = []
     for look in looks:
-        findings += look(context)
+        try:
+            findings += look(context)
+        except (OSError, OctavoError) as error:
+            # The other looks may say more of it.
+            findings.append(Finding(level=Level.ERROR, what=look.__name__.strip("_"), found=reason(error, context)))
     return findings
 
 
@@ -103,16 +109,15 @@ def _threads(context: Context) -> Iterator[Finding]:
 
 def _data_dir(context: Context) -> Iterator[Finding]:
     root = context.data_dir.root
-    if not root.exists():
-        yield Finding(
-            level=Level.NOTE, what="data directory", found=f"{root} (not made yet)", hint="`octavo up` makes it"
-        )
+    problem = context.data_dir.problem()
+    if problem:
+        hint = "choose another one with --data-dir or OCTAVO_DATA_DIR"
+        yield Finding(level=Level.ERROR, what="data directory", found=problem, hint=hint)
         return
-    free = shutil.disk_usage(root).free
-    good = os.access(root, os.W_OK) and free > _WANTED_DISK
-    yield _ok(
-        "data directory", f"{root}, {free / _GIB:.1f} GiB free", good=good, hint="is it writable, is the disk full?"
-    )
+    free = space.free_bytes(root)
+    new = "" if root.exists() else " (not made yet; `octavo up` makes it)"
+    good, hint = free > _WANTED_DISK, f"a platform with the demo model takes {_WANTED_DISK / _GIB:.0f} GiB"
+    yield _ok("data directory", f"{root}{new}, {free / _GIB:.1f} GiB free", good=good, hint=hint)
     for name in ("internal_token", "admin_key", "user_key"):
         path = root / "secrets" / name
         if path.exists():
@@ -150,11 +155,13 @@ def _services(context: Context) -> Iterator[Finding]:
         detail = up.detail if up else "the supervisor is starting"
         yield Finding(level=Level.NOTE, what="services", found=detail, hint="wait a moment")
         return
+    if up.trouble:
+        yield Finding(level=Level.ERROR, what="supervisor", found=up.trouble, hint="what follows is not looked at")
     for service in up.services:
         good = service.state == "ready"
         found = service.state if good else f"{service.state}: {service.reason}"
         if service.restarts:
-            found += f", {service.restarts} restarts"
+            found += f", restarted {times(service.restarts)}"
         bad = Level.ERROR if service.state == "crashing" else Level.WARNING
         yield _ok(service.name, found, good=good, hint=f"see {service.log}", bad=bad)
 
@@ -216,6 +223,7 @@ _CLASSES = (
 
 _CODE = """
 import importlib, json, sys
+from octavo_common import space
 from octavo_common.errors import OctavoError
 from octavo_common.settings import read, redacted
 try:

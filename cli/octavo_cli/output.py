@@ -45,6 +45,19 @@ def say(text: str) -> None:
     err.print(text, markup=False)
 
 
+class WrongUse(click.UsageError):
+    """Something that cannot be asked for as things are; ``hint`` says what can be done."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def times(number: int) -> str:
+    """How often: once, twice, 3 times."""
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 def complain(message: str, hint: str = "", code: str = "") -> None:
     """Print an error in one line, with its hint."""
     one_line = " ".join(message.split())

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from octavo_common.settings import CommonSettings, read
+from octavo_common.settings import PREFIX, CommonSettings, read, redact_url
+
+# Read by clients alone, or secret: they say nothing of how a platform runs.
+_NOT_SHAPING = ("ADDRESS", "API_KEY", "DATA_DIR", "KEY_FILE", "TOKEN", "PASSWORD")
 
 
 class CliSettings(CommonSettings):
@@ -41,6 +44,33 @@ def find_data_dir(environ: Mapping[str, str], cwd: Path, package_file: Path) -> 
             if (folder / "pyproject.toml").is_file() and (folder / "protos" / "octavo").is_dir():
                 return folder / ".octavo"
     return Path(environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "octavo"
+
+
+def default_data_dir() -> Path:
+    """The data directory of whoever gives none."""
+    environ = {name: value for name, value in os.environ.items() if name != "OCTAVO_DATA_DIR"}
+    return find_data_dir(environ, Path.cwd(), Path(__file__)).expanduser().resolve()
+
+
+def shaping(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an environment that say how a platform runs, without passwords."""
+    return {
+        name: redact_url(value)
+        for name, value in sorted(environ.items())
+        if name.startswith(PREFIX) and value and not name.endswith(_NOT_SHAPING)
+    }
+
+
+def known_shaping(settings: CliSettings) -> dict[str, str]:
+    """What the settings come to that this program reads itself, set or not, by the names of their variables."""
+    return {
+        "OCTAVO_HOST": settings.host,
+        "OCTAVO_GATEWAY_GRPC_PORT": str(settings.grpc_port),
+        "OCTAVO_GATEWAY_HTTP_PORT": str(settings.http_port),
+        "OCTAVO_CONSOLE_PORT": str(settings.console_port),
+        "OCTAVO_WORKER_NUM_THREADS": str(settings.worker_threads),
+        "OCTAVO_LEASE_S": str(settings.lease_s),
+    }
 
 
 def environ() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,10 @@ pytestmark = pytest.mark.e2e
 
 LONG = "Count from one to two hundred in words, one number a line."
 SEEDED = ("--max-tokens", "120", "--temperature", "0", "--ignore-eos")
+
+
+def _bare() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
 
 
 def _client(octavo) -> Client:
@@ -39,12 +44,17 @@ def _options() -> dict:
 
 
 def test_up_returns_when_the_platform_answers_and_prints_its_addresses(octavo) -> None:
-    out = octavo.ok("up", "--detach", "--wait", "--workers", "2", "--timeout", "240", timeout_s=260)
+    done = octavo.run("up", "--detach", "--wait", "--workers", "2", "--timeout", "240", timeout_s=260)
+    out = done.stdout
+    assert done.returncode == 0, f"{out}{done.stderr}\n{octavo.logs()}"
     status = octavo.status()
     assert status["phase"] == "ready" and status["not_ready"] == []
     for address in (*status["grpc"], *status["http"], status["console"]):
         assert address in out
-    assert "octavo generate" in out
+    assert f"starting the platform of {octavo.data_dir}" in done.stderr
+    (line,) = [line.removeprefix("Try:") for line in out.splitlines() if line.startswith("Try:")]
+    tried = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=120, env=_bare(), check=False)
+    assert tried.returncode == 0 and "Paris" in tried.stdout, "what is printed works as it is printed"
     roles = sorted(service["role"] for service in status["services"])
     assert roles == ["console", "gateway", "scheduler", "worker", "worker"]
 
@@ -90,6 +100,29 @@ def test_every_example_of_the_sdks_readme_runs_as_it_stands(octavo, code: str) -
 def test_a_second_up_says_that_it_runs_already(octavo) -> None:
     out = octavo.ok("up", "--detach", "--wait")
     assert octavo.status()["grpc"][0] in out
+
+
+@pytest.mark.parametrize("words", [("--workers", "2"), ("--workers", "2", "--model", "smollm2-135m"), ()])
+def test_the_same_options_again_are_no_failure(octavo, words: tuple[str, ...]) -> None:
+    octavo.ok("up", "--detach", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "says"),
+    [
+        (("--workers", "3"), {}, "--workers is 2, not 3"),
+        (("--model", "foo"), {}, "--model is smollm2-135m, not foo"),
+        (("--no-console",), {}, "--no-console"),
+        ((), {"OCTAVO_WORKER_KV_BYTES": "1"}, "OCTAVO_WORKER_KV_BYTES"),
+    ],
+)
+def test_other_options_on_a_running_platform_are_refused(octavo, words, variables, says) -> None:
+    command = [sys.executable, "-m", "octavo_cli", "up", "--detach", "--wait", *words]
+    environ = {**octavo.environ(), **variables}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr and f"--data-dir {octavo.data_dir} down`" in done.stderr
+    assert octavo.status()["phase"] == "ready"
 
 
 def test_a_stream_goes_on_with_the_next_token_when_its_worker_is_killed(octavo) -> None:
@@ -157,9 +190,27 @@ def test_ctrl_c_in_generate_cancels_the_job(octavo) -> None:
 
 def test_down_leaves_no_process(octavo) -> None:
     assert len(octavo.processes()) > 6
-    octavo.ok("down")
+    done = octavo.run("down")
+    assert done.returncode == 0 and f"stopping the platform of {octavo.data_dir} (pid " in done.stderr
     assert octavo.processes() == []
     assert octavo.run("status").returncode == 1
+    asked = octavo.run("generate", "x")
+    assert asked.returncode == 1 and f"No platform is running in {octavo.data_dir}" in asked.stderr
+
+
+def test_an_interrupted_up_says_that_the_platform_goes_on_and_what_stops_it(octavo) -> None:
+    with octavo.start("up", "--detach", "--wait", "--no-console") as waiting:
+        assert waiting.stderr is not None
+        # The first line says what is started, the second what the supervisor does: it lives.
+        assert waiting.stderr.readline() and waiting.stderr.readline()
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=30)
+    assert (waiting.returncode, out) == (130, "")
+    assert f"the platform of {octavo.data_dir} goes on in the background" in err and "Traceback" not in err
+    (line,) = re.findall(r"`([^`]* down)`", err)
+    assert octavo.processes() != []
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=120, env=_bare(), check=False)
+    assert done.returncode == 0 and octavo.processes() == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")

@@ -8,8 +8,11 @@ from typing import Any
 import click
 
 import octavo
+from octavo_cli.answer import Answer
 from octavo_cli.context import Context
-from octavo_cli.output import err, say, show_json
+from octavo_cli.output import WrongUse, err, say, show_json, times
+
+_PATIENCE = octavo.RetryPolicy()
 
 
 def _sampling(command: Any) -> Any:
@@ -47,14 +50,15 @@ def _sampling(command: Any) -> Any:
 def generate(context: Context, prompt: str, raw: bool, as_json: bool, **request: Any) -> None:
     """Answer PROMPT ("-" reads it from stdin). The chat template is applied unless --raw."""
     text = sys.stdin.read() if prompt == "-" else prompt
+    if not (text if raw else text.strip()):
+        raise WrongUse("the prompt is empty", hint="give a text, or - to read it from stdin")
     source: dict[str, Any] = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
     with context.client() as client:
         stream = client.generate(**source, **request)
-        result = _print_stream(stream, quiet=as_json)
+        result = Answer(stream, quiet=as_json, patience_s=_PATIENCE.stream_patience_s).print()
         if as_json:
             show_json({"job_id": stream.job_id, "model": stream.model, "result": result})
         else:
-            click.echo()
             say(_figures(stream.job_id, result))
 
 
@@ -73,12 +77,10 @@ def chat(context: Context, system: str, **request: Any) -> None:
             history.append({"role": "user", "content": said})
             stream = client.generate(messages=history, **request)
             try:
-                result = _print_stream(stream, quiet=False)
-                click.echo()
+                result = Answer(stream, quiet=False, patience_s=_PATIENCE.stream_patience_s).print()
                 say(_figures(stream.job_id, result))
             except KeyboardInterrupt:
                 stream.close()
-                click.echo()
                 say("stopped")
             history.append({"role": "assistant", "content": stream.text})
 
@@ -93,26 +95,6 @@ def _ask() -> str:
         return ""
 
 
-def _print_stream(stream: octavo.TokenStream, *, quiet: bool) -> octavo.GenerationResult:
-    """Print the text as it comes; a spinner on stderr until the first of it."""
-    status = err.status("waiting for the first token") if err.is_terminal else None
-    if status is not None:
-        status.start()
-    try:
-        for chunk in stream:
-            if status is not None and (chunk.text or quiet is False):
-                status.stop()
-                status = None
-            if not quiet and chunk.text:
-                click.echo(chunk.text, nl=False)
-    finally:
-        if status is not None:
-            status.stop()
-    if stream.result is None:
-        raise octavo.CancelledError("the job was cancelled", job_id=stream.job_id)
-    return stream.result
-
-
 def _figures(job_id: str, result: octavo.GenerationResult) -> str:
     usage = result.usage
     decode_s = usage.total_s - usage.time_to_first_token_s
@@ -122,7 +104,7 @@ def _figures(job_id: str, result: octavo.GenerationResult) -> str:
         f"first after {usage.time_to_first_token_s * 1000:.0f} ms",
         f"{rate:.1f} tokens/s" if rate else "",
         f"{usage.cached_tokens} cached" if usage.cached_tokens else "",
-        f"moved {usage.num_losses} times" if usage.num_losses else "",
+        f"moved {times(usage.num_losses)}" if usage.num_losses else "",
         "numerics changed" if usage.numerics_changed else "",
         str(result.finish_reason),
         f"seed {usage.seed}",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 import octavo
+from octavo.clock import Clock
 from octavo_cli.context import Context
 from octavo_cli.output import age, say, show_json, show_table
 
+_PATIENCE_S = octavo.RetryPolicy().stream_patience_s
+# Gives up soon, so that something can be said before it is tried again.
+_SOON = octavo.RetryPolicy(stream_patience_s=2.0)
+_STATES = click.Choice([state.value for state in octavo.JobState], case_sensitive=False)
 _COLUMNS = ("id", "state", "model", "tenant", "prompt", "losses", "age", "why")
 
 
@@ -24,7 +30,7 @@ def _row(job: octavo.Job) -> tuple[Any, ...]:
 
 
 @jobs.command("list")
-@click.option("--state", "states", multiple=True, type=click.Choice(list(octavo.JobState)), help="Only these states.")
+@click.option("--state", "states", multiple=True, type=_STATES, help="Only these states.")
 @click.option("--model", default="", help="Only this model.")
 @click.option("--tenant", default="", help="Only this tenant.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Most jobs to show.")
@@ -104,8 +110,8 @@ def retry(context: Context, job_id: str, as_json: bool) -> None:
 def watch(context: Context, job_id: str, timeout_s: float | None, as_json: bool) -> int:
     """Follow a job until it has ended. Exit code 0 when it succeeded."""
     last: octavo.Job | None = None
-    with context.client(scope="admin") as client:
-        for job in client.jobs.watch(job_id, timeout_s=timeout_s):
+    with context.client(scope="admin", retry=_SOON) as client:
+        for job in _states_of(client, job_id, timeout_s):
             if last is None or job.state is not last.state:
                 say(f"{job.id} {job.state}")
             last = job
@@ -117,3 +123,27 @@ def watch(context: Context, job_id: str, timeout_s: float | None, as_json: bool)
     elif last.failure is not None:
         say(f"{last.failure.message} [{last.failure.code}]")
     return 0 if last.state is octavo.JobState.SUCCEEDED else 1
+
+
+def _states_of(client: octavo.Client, job_id: str, timeout_s: float | None) -> Iterator[octavo.Job]:
+    """The job now and after each change; says so when the platform does not answer, and waits for it for a while."""
+    clock = Clock()
+    begin_s = clock.monotonic()
+    is_known = False
+    lost_s: float | None = None
+    while True:
+        left_s = None if timeout_s is None else max(0.001, begin_s + timeout_s - clock.monotonic())
+        try:
+            for job in client.jobs.watch(job_id, timeout_s=left_s):
+                is_known, lost_s = True, None
+                yield job
+            return
+        except octavo.UnavailableError as error:
+            if not is_known:
+                error.job_id = ""  # nobody has said that there is such a job
+                raise
+            if lost_s is None:
+                lost_s = clock.monotonic()
+                say(f"the platform does not answer; waiting up to {_PATIENCE_S:.0f} s for job {job_id}")
+            elif clock.monotonic() - lost_s > _PATIENCE_S:
+                raise

@@ -10,10 +10,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 import octavo
 from octavo_cli.context import Context
+from octavo_cli.failures import reason
 from octavo_cli.output import err, say, show_json, show_table
-from octavo_common.errors import NotFound
+from octavo_common.errors import NotFound, OctavoError
 from octavo_common.models.catalog import CATALOG, DEFAULT_MODEL
-from octavo_common.models.fetch import fetch, pulled
+from octavo_common.models.fetch import fetch, find, pulled
 from octavo_common.text.bundle import TokenizerBundle
 
 # As long as gateways remember a model whose last worker is gone.
@@ -31,6 +32,8 @@ def models() -> None:
 @click.pass_obj
 def pull(context: Context, name: str, as_json: bool) -> None:
     """Fetch a model into the data directory; prints where it lies. NAME: a name of `list`, a path, or a hub id."""
+    if find(name, data_dir=context.data_dir.root) is None:
+        context.data_dir.make()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(f"fetching {name}", total=None)
@@ -115,5 +118,5 @@ def _served(context: Context) -> tuple[dict[str, int], str]:
     try:
         with octavo.Client(context.addresses(), api_key=key, timeout_s=5.0, retry=quick) as client:
             return {model.name: model.num_workers for model in client.models()}, ""
-    except octavo.OctavoError as error:
-        return {}, error.message
+    except (octavo.OctavoError, OctavoError) as error:
+        return {}, reason(error, context)

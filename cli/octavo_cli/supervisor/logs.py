@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -22,6 +23,14 @@ def rotate(path: Path, max_bytes: int = MAX_BYTES) -> bool:
     with path.open("r+b") as file:
         file.truncate(0)
     return True
+
+
+def takes_stderr(path: Path) -> bool:
+    """Whether this process's own words go to that file."""
+    try:
+        return os.path.samestat(os.fstat(2), path.stat())
+    except OSError:
+        return False
 
 
 def last_words(path: Path) -> str:

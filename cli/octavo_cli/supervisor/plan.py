@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 # In the environment of every process of a platform: finds them all again, whatever happened to their parents.
 MARK = "SUPERVISED_BY_OCTAVO"
@@ -23,6 +24,29 @@ class UpOptions:
     def to_json(self) -> dict[str, object]:
         """Plain JSON values."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def differences(
+    wanted: UpOptions, given: Collection[str], variables: Mapping[str, str], running: Mapping[str, Any]
+) -> list[str]:
+    """What was asked for and is otherwise in a platform that runs, a few words each.
+
+    Only what somebody has said counts: the options in ``given`` and the variables that are set, with their values.
+    ``running`` is what the platform's supervisor has written down of its own.
+    """
+    found = [
+        f"--{name} is {running[name]}, not {getattr(wanted, name)}"
+        for name in ("workers", "gateways", "schedulers", "model")
+        if name in given and running.get(name, getattr(wanted, name)) != getattr(wanted, name)
+    ]
+    if "no_console" in given and running.get("console") and not wanted.console:
+        found.append("it has a console, and --no-console was given")
+    theirs = running.get("variables", variables)
+    return found + [
+        f"{name} is {theirs.get(name) or 'not set'}, not {value}"
+        for name, value in variables.items()
+        if theirs.get(name) != value
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from octavo_cli.datadir import DataDir
 from octavo_cli.settings import CliSettings
+from octavo_common import space
 from octavo_common.db import migrate
 from octavo_common.db.embedded import EmbeddedPostgres
 from octavo_common.db.engine import connect
 from octavo_common.models.catalog import DEFAULT_MODEL
-from octavo_common.models.fetch import fetch
+from octavo_common.models.fetch import fetch, find, needed_bytes
 from octavo_common.store.keys import KeyStore
 
 TENANT = "default"
@@ -34,17 +35,17 @@ class Prepared:
 
 def prepare(data_dir: DataDir, settings: CliSettings, model: str, report: Report) -> Prepared:
     """Do all of it; every step that was done before is quick. Raises the errors of the steps."""
+    name = model or DEFAULT_MODEL
+    embedded = None if settings.database_url else EmbeddedPostgres(data_dir.root)
+    _check_space(data_dir, embedded, name)
     secrets = data_dir.make_secrets()
-    embedded = None
     url = settings.database_url
-    if not url:
+    if embedded is not None:
         report("starting the database", None)
-        embedded = EmbeddedPostgres(data_dir.root)
         url = embedded.start()
     report("bringing the schema up to date", None)
     migrate.upgrade(url)
     asyncio.run(register_keys(url, secrets))
-    name = model or DEFAULT_MODEL
     report(f"looking for the model {name}", None)
 
     def on_bytes(num_done: int, num_total: int | None) -> None:
@@ -52,6 +53,16 @@ def prepare(data_dir: DataDir, settings: CliSettings, model: str, report: Report
 
     files = fetch(name, data_dir=data_dir.root, progress=on_bytes)
     return Prepared(database_url=url, embedded=embedded, model_path=files.path, model_name=files.name)
+
+
+def _check_space(data_dir: DataDir, embedded: EmbeddedPostgres | None, model: str) -> None:
+    """Raise NoSpace, or UnknownModel, before anything is begun that could not be finished."""
+    needs = {
+        "the database": embedded.needed_bytes if embedded else 0,
+        f"the model {model!r}": 0 if find(model, data_dir=data_dir.root) else needed_bytes(model),
+    }
+    what = " and ".join(name for name, num_bytes in needs.items() if num_bytes)
+    space.require(data_dir.root, sum(needs.values()), what)
 
 
 async def register_keys(database_url: str, secrets: dict[str, str]) -> None:

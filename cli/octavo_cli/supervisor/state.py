@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +14,10 @@ from octavo_cli.datadir import DataDir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
-    """One process, as last seen. ``state``: starting, ready, not ready, waiting, crashing, failed, stopped."""
+    """One process, as last seen.
+
+    ``state``: starting, ready, not ready, waiting, crashing, failed, stopped; unknown while nobody can look at it.
+    """
 
     name: str
     role: str
@@ -28,6 +31,11 @@ class ServiceState:
     # Why it is not ready.
     reason: str
     log: str
+
+
+def unseen(service: ServiceState) -> ServiceState:
+    """What is left to say of a process that lives and cannot be looked at."""
+    return service if service.pid is None else replace(service, state="unknown", reason="cannot be looked at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,10 @@ class UpState:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     services: tuple[ServiceState, ...] = ()
     embedded_database: bool = False
+    # Why nobody can look at the services; then what is said of them is old.
+    trouble: str = ""
+    # Where the supervisor's own words go.
+    log: str = ""
 
     @property
     def grpc_addresses(self) -> list[str]:
@@ -64,6 +76,8 @@ class UpState:
     @property
     def not_ready(self) -> list[str]:
         """Why the platform is not ready, a sentence each."""
+        if self.trouble:
+            return [self.trouble]
         return [f"{s.name}: {s.reason or s.state}" for s in self.services if s.state != "ready"]
 
     def to_json(self) -> dict[str, Any]:
@@ -80,8 +94,12 @@ class UpState:
 def write(path: Path, state: UpState) -> None:
     """Replace the file in one step: readers see the old state or the new one."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(state.to_json(), indent=1) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(state.to_json(), indent=1) + "\n")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> UpState | None:
@@ -119,10 +137,15 @@ class UpLock:
 
 
 def is_up(data_dir: DataDir) -> bool:
-    """True while a supervisor holds the lock."""
-    lock = UpLock(data_dir)
-    if not data_dir.lock_file.exists():
+    """True while a supervisor holds the lock. Writes nothing: the directory may be another's, or none at all."""
+    try:
+        descriptor = os.open(data_dir.lock_file, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    taken = lock.take()
-    lock.release()
-    return not taken
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from octavo_cli.datadir import DataDir
-from octavo_cli.settings import CliSettings
+from octavo_cli.settings import CliSettings, known_shaping, shaping
 from octavo_cli.supervisor import health, logs, ports, processes, state
 from octavo_cli.supervisor.keeper import Keeper
 from octavo_cli.supervisor.launch import StartFailed
@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 _LOOK_SOON_S, _LOOK_LATER_S = 0.5, 5.0
 # Services that were ready are asked at every second look: a question wakes the one who is asked.
 _ASK_S = 9.0
+# Each question in a look has a bound of its own; this one is for what nobody thought of.
+_LOOK_TIMEOUT_S = 30.0
 # Longer than the gateways drain.
 STOP_GRACE_S = 20.0
 
@@ -62,8 +64,17 @@ class Supervisor:
         self._stop = asyncio.Event()
         # A process ended or was started, or the stop was said.
         self._news = asyncio.Event()
+        self._asked_s = 0.0
+        # The last trouble of each kind that is not worth an end, to say it once.
+        self._said: dict[str, str] = {}
+        self._is_written = False
+        variables = {**shaping(environ), **known_shaping(settings)}
         self._state = UpState(
-            pid=os.getpid(), started=processes.start_ticks(os.getpid()), phase="preparing", options=options.to_json()
+            pid=os.getpid(),
+            started=processes.start_ticks(os.getpid()),
+            phase="preparing",
+            options={**options.to_json(), "variables": variables},
+            log=str(data_dir.up_log) if logs.takes_stderr(data_dir.up_log) else "",
         )
 
     async def run(self) -> int:
@@ -136,26 +147,46 @@ class Supervisor:
     async def _watch(self, prepared: Prepared, database: Database) -> None:
         """Keep all processes alive until the stop; then end them."""
         tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
-        asked_s = 0.0
         try:
             while not self._stop.is_set():
                 self._news.clear()
                 self._check_failures()
-                try:
-                    await self._keep_database(prepared)
-                    if not self._are_ready or self._clock.monotonic() - asked_s >= _ASK_S:
-                        await health.look(self._keepers, database)
-                        asked_s = self._clock.monotonic()
-                    for keeper in self._keepers:
-                        logs.rotate(self._log_file(keeper.spec))
-                except Exception:
-                    # Whatever a look stumbles over, the services go on; ending them all would be worse.
-                    log.exception("look.failed")
-                self._change(phase="ready" if self._are_ready else "starting")
+                trouble = await self._look(prepared, database)
+                self._rotate_logs()
+                self._change(phase="ready" if self._are_ready and not trouble else "starting", trouble=trouble)
                 await self._pause(_LOOK_LATER_S if self._are_ready else _LOOK_SOON_S)
         finally:
-            self._change(phase="stopping")
+            self._change(phase="stopping", trouble="")
             await self._end(tasks)
+
+    async def _look(self, prepared: Prepared, database: Database) -> str:
+        """Look at database and services if it is time; returns why that cannot be done, or nothing."""
+        try:
+            await self._keep_database(prepared)
+            if not self._are_ready or self._clock.monotonic() - self._asked_s >= _ASK_S:
+                async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                    await health.look(self._keepers, database)
+                self._asked_s = self._clock.monotonic()
+        except Exception as error:
+            # Whatever a look stumbles over, the services go on; ending them all would be worse.
+            if self._said.get("look.failed") != repr(error):
+                self._said["look.failed"] = repr(error)
+                log.exception("look.failed")
+            return f"cannot look at the services, see {self._state.log or 'what `octavo up` prints'}"
+        self._said.pop("look.failed", None)
+        return ""
+
+    def _rotate_logs(self) -> None:
+        try:
+            for keeper in self._keepers:
+                logs.rotate(self._log_file(keeper.spec))
+        except OSError as error:
+            self._warn_once("log.not_rotated", str(error))
+
+    def _warn_once(self, event: str, error: str) -> None:
+        if self._said.get(event) != error:
+            self._said[event] = error
+            log.warning(event, error=error)
 
     @property
     def _are_ready(self) -> bool:
@@ -255,9 +286,16 @@ class Supervisor:
     def _change(self, **changes: Any) -> None:
         services = tuple(keeper.state() for keeper in self._keepers)
         changed = replace(self._state, services=services, **changes)
-        if changed != self._state or not self._data_dir.state_file.exists():
-            self._state = changed
-            state.write(self._data_dir.state_file, changed)
+        if changed.trouble:
+            changed = replace(changed, services=tuple(state.unseen(service) for service in services))
+        if changed != self._state or not self._is_written or not self._data_dir.state_file.exists():
+            self._state, self._is_written = changed, False
+            try:
+                state.write(self._data_dir.state_file, changed)
+                self._is_written = True
+            except OSError as error:
+                # A full disk, say. The services may still do their work.
+                self._warn_once("state.not_written", str(error))
             self._on_change(changed)
 
 

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import octavo as octavo_sdk
 from octavo_cli import __main__ as entry
+from octavo_cli.context import Context
 from octavo_cli.datadir import DataDir
+from octavo_cli.failures import explained
+from octavo_cli.output import times
 from octavo_cli.settings import find_data_dir
 
 
@@ -41,15 +45,22 @@ def test_every_command_has_help(octavo, name: str) -> None:
         (["generate"], 2, "Missing argument"),
         (["generate", "x", "--max-tokens", "many"], 2, "not a valid integer"),
         (["nonsense"], 2, "No such command"),
-        (["generate", "x"], 1, "octavo up"),
-        (["jobs", "list"], 1, "octavo up"),
-        (["jobs", "show", "x"], 1, "octavo up"),
-        (["workers"], 1, "octavo up"),
+        (["generate", ""], 2, "the prompt is empty"),
+        (["generate", " \n"], 2, "the prompt is empty"),
+        (["generate", "", "--raw"], 2, "the prompt is empty"),
+        (["jobs", "list", "--state", "lost"], 2, "'failed'"),
+        (["jobs", "list", "--state", "failed"], 1, "No platform is running in "),
+        (["jobs", "list", "--state", "FAILED"], 1, "No platform is running in "),
+        (["jobs", "watch", "x"], 1, "No platform is running in "),
+        (["generate", "x"], 1, " up`"),
+        (["jobs", "list"], 1, " up`"),
+        (["jobs", "show", "x"], 1, " up`"),
+        (["workers"], 1, " up`"),
         (["keys", "show"], 1, "octavo up"),
-        (["keys", "list"], 1, "octavo up"),
-        (["db", "url"], 1, "octavo up"),
-        (["db", "status"], 1, "octavo up"),
-        (["status"], 1, "octavo up"),
+        (["keys", "list"], 1, " up`"),
+        (["db", "url"], 1, " up`"),
+        (["db", "status"], 1, " up`"),
+        (["status"], 1, " up`"),
         (["models", "pull", "no-such-model"], 1, "smollm2-135m"),
         (["--address", "nowhere", "workers"], 1, "host:port"),
     ],
@@ -60,9 +71,47 @@ def test_a_failure_is_one_line_with_a_hint_and_nothing_on_stdout(octavo, words, 
     assert says in err and len(err.strip().splitlines()) == 1 and "Traceback" not in err
 
 
-def test_down_without_a_platform_is_no_failure(octavo) -> None:
+def test_down_without_a_platform_is_no_failure_and_names_the_directory(octavo, tmp_path: Path) -> None:
     code, out, err = octavo("down")
-    assert (code, out, err) == (0, "", "nothing was running\n")
+    assert (code, out, err) == (0, "", f"nothing was running in {tmp_path / 'data'}\n")
+
+
+@pytest.mark.parametrize("words", [("generate", "x"), ("jobs", "list"), ("workers",)])
+def test_an_address_where_nobody_listens_is_said_without_the_words_of_the_transport(octavo, words) -> None:
+    code, out, err = octavo("--address", "127.0.0.1:1", *words)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: the platform at 127.0.0.1:1 does not answer [UNAVAILABLE] - ")
+    assert "ipv4" not in err and "UNKNOWN" not in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (octavo_sdk.UnavailableError("failed to connect to all addresses", job_id="j-1"), "jobs watch j-1"),
+        (octavo_sdk.UnavailableError("the gateway stops", told=True, job_id="j-1"), "it keeps job j-1"),
+        (octavo_sdk.UnimplementedError("Method not found!"), "does not speak as an Octavo gateway does"),
+        (octavo_sdk.PermissionDeniedError("Received http2 header with status: 403"), "does not speak as"),
+        (octavo_sdk.DeadlineExceededError("Deadline Exceeded"), "did not answer in the time given"),
+        (octavo_sdk.DeadlineExceededError("Deadline Exceeded", job_id="j-1"), "job j-1 has not ended"),
+        (octavo_sdk.UnavailableError("no worker serves it", told=True), "no worker serves it"),
+        (octavo_sdk.InternalError("a fault", told=True), "a fault"),
+    ],
+)
+def test_what_octavo_says_is_kept_and_what_the_transport_says_is_put_into_words(tmp_path: Path, error, says) -> None:
+    found = explained(error, Context.make(data_dir=tmp_path, address="127.0.0.1:1", key="k"))
+    assert says in f"{found.message} {found.hint}"  # type: ignore[attr-defined]
+    assert (found is error) == (error.told and not error.job_id)
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, "once"), (2, "twice"), (3, "3 times")])
+def test_how_often_is_said_as_people_say_it(number: int, words: str) -> None:
+    assert times(number) == words
+
+
+def test_help_says_which_data_directory_is_taken(octavo) -> None:
+    _, out, _ = octavo("--help")
+    told = " ".join(out.split())
+    assert ".octavo in the clone around the working directory" in told and "~/.local/share/octavo" in told
 
 
 def test_status_as_json_is_json_also_without_a_platform(octavo) -> None:
