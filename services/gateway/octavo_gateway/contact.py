@@ -38,9 +38,23 @@ class ContactRows:
         return [replace(row, worker_alive=True) for row in rows]
 
     async def resume(
-        self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int], worker_dead: bool = True
+        self,
+        job_id: UUID,
+        *,
+        owner: UUID,
+        fence: int,
+        emitted_ids: Sequence[int],
+        worker_dead: bool = True,
+        why: str = "",
+        first_token_ago_s: float | None = None,
     ) -> Job | None:
         """See StreamStore.resume."""
         return await self._store.resume(
-            job_id, owner=owner, fence=fence, emitted_ids=emitted_ids, worker_dead=worker_dead
+            job_id,
+            owner=owner,
+            fence=fence,
+            emitted_ids=emitted_ids,
+            worker_dead=worker_dead,
+            why=why,
+            first_token_ago_s=first_token_ago_s,
         )

@@ -125,9 +125,9 @@ def _usage_record(usage: common_pb2.Usage) -> UsageRecord:
         num_losses=usage.num_losses,
         numerics_changed=usage.numerics_changed,
         seed=usage.seed,
-        queue_s=_seconds(usage.queue_time),
-        time_to_first_token_s=_seconds(usage.time_to_first_token),
-        total_s=_seconds(usage.total_time),
+        queue_s=_seconds(usage.queue_time) if usage.HasField("queue_time") else None,
+        time_to_first_token_s=_seconds(usage.time_to_first_token) if usage.HasField("time_to_first_token") else None,
+        total_s=_seconds(usage.total_time) if usage.HasField("total_time") else None,
     )
 
 
@@ -171,9 +171,9 @@ def usage(record: UsageRecord) -> common_pb2.Usage:
         num_losses=record.num_losses,
         numerics_changed=record.numerics_changed,
         seed=record.seed,
-        queue_time=_duration(record.queue_s),
-        time_to_first_token=_duration(record.time_to_first_token_s),
-        total_time=_duration(record.total_s),
+        queue_time=None if record.queue_s is None else _duration(record.queue_s),
+        time_to_first_token=(None if record.time_to_first_token_s is None else _duration(record.time_to_first_token_s)),
+        total_time=None if record.total_s is None else _duration(record.total_s),
     )
 
 
@@ -189,7 +189,7 @@ def job(value: Job) -> jobs_pb2.Job:
         priority=value.priority,
         fence=value.fence,
         worker_id=str(value.worker_id) if value.worker_id else "",
-        num_losses=value.losses,
+        num_losses=value.total_losses,
         cancel_requested=value.cancel_requested,
         create_time=_timestamp(value.created_at),
         start_time=_timestamp(value.started_at),

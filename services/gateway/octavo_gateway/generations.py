@@ -106,6 +106,7 @@ class Generations:
                 (),
                 request.on_disconnect,
                 timeout_s=timeout_s if created else None,
+                is_new=created,
                 is_queued=created and num_wakes == self._hub.num_wakes,
             )
         except Unavailable:

@@ -44,7 +44,15 @@ class Rows(Protocol):
         ...
 
     async def resume(
-        self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int], worker_dead: bool = True
+        self,
+        job_id: UUID,
+        *,
+        owner: UUID,
+        fence: int,
+        emitted_ids: Sequence[int],
+        worker_dead: bool = True,
+        why: str = "",
+        first_token_ago_s: float | None = None,
     ) -> Job | None:
         """Queue a job again with the tokens that were sent; None when somebody was first."""
         ...
@@ -64,9 +72,10 @@ class Relay:
         store: Rows,
         workers: WorkerPool,
         clock: Clock,
+        is_new: bool = False,
         is_queued: bool = False,
     ) -> None:
-        """``is_queued``: the job is known to wait, and the hub has read no row since."""
+        """``is_new``: the job was accepted just now. ``is_queued``: it also waits, and the hub read no row since."""
         self.job_id = job_id
         # Tokens before it are known by id only: the reader that brought them has their text.
         self.num_before = len(received)
@@ -82,7 +91,9 @@ class Relay:
         self._workers = workers
         self._clock = clock
         self._row: OwnedJob | None = None
+        self._is_new = is_new
         self._is_queued = is_queued
+        self._first_token_s: float | None = None
         self._row_news = asyncio.Event()
         self._changed = asyncio.Event()
         self._stream: WorkerStream | None = None
@@ -217,6 +228,8 @@ class Relay:
             return
         if piece.first_token != len(self.ids):
             raise AssertionError(f"job {self.job_id}: token {piece.first_token} came after {len(self.ids)} tokens")
+        if piece.token_ids and self._first_token_s is None:
+            self._first_token_s = self._clock.monotonic()
         self.ids += piece.token_ids
         self._num_chars += len(piece.text)
         self.entries.append(piece)
@@ -255,6 +268,8 @@ class Relay:
                 fence=row.fence,
                 emitted_ids=tuple(self.ids),
                 worker_dead=reason not in ANSWERED,
+                why=reason,
+                first_token_ago_s=self._first_token_ago_s(),
             )
         )
         if job is not None:
@@ -264,6 +279,12 @@ class Relay:
         elif not await self._is_news(row):
             # Another gateway owns the stream by now: let it act, and follow.
             await self._news()
+
+    def _first_token_ago_s(self) -> float | None:
+        """How long the job's first token is known; None if there is none, or it was made before this relay looked."""
+        if not self._is_new or self._first_token_s is None:
+            return None
+        return self._clock.monotonic() - self._first_token_s
 
     # --- rows
 

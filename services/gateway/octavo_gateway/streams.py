@@ -142,17 +142,18 @@ class StreamHub:
         on_disconnect: OnDisconnect,
         *,
         timeout_s: float | None = None,
+        is_new: bool = False,
         is_queued: bool = False,
     ) -> int:
         """Follow a job for a reader that has these tokens; returns the reader's number for `read`.
 
-        `timeout_s` is what the job has until its own deadline, if that is known. `is_queued`: it was made just now, and
-        num_wakes has not changed since: its next change will be told.
+        `timeout_s` is what the job has until its own deadline, if that is known. `is_new`: it was made just now.
+        `is_queued`: and num_wakes has not changed since: its next change will be told.
         Raises Unavailable while this gateway drains.
         """
         if self._draining:
             raise self._leaving(job.id)
-        followed = self._joinable(job.id, received) or self._follow(job, received, is_queued)
+        followed = self._joinable(job.id, received) or self._follow(job, received, is_new, is_queued)
         followed.detached |= on_disconnect is OnDisconnect.DETACH
         if timeout_s is not None:
             followed.deadline_s = self._clock.monotonic() + timeout_s
@@ -250,7 +251,7 @@ class StreamHub:
                 return followed
         return None
 
-    def _follow(self, job: Job, received: Sequence[int], is_queued: bool) -> _Followed:
+    def _follow(self, job: Job, received: Sequence[int], is_new: bool, is_queued: bool) -> _Followed:
         relay = Relay(
             job_id=job.id,
             owner=self.owner,
@@ -260,6 +261,7 @@ class StreamHub:
             store=self._rows,
             workers=self._workers,
             clock=self._clock,
+            is_new=is_new,
             is_queued=is_queued,
         )
         # Its own context: what the call that begins it knows (deadline, spans) ends before it does.

@@ -73,7 +73,9 @@ def step_record(record: StepRecord) -> worker_pb2.StepRecord:
     )
 
 
-def _duration(seconds: float) -> Duration:
+def _duration(seconds: float | None) -> Duration | None:
+    if seconds is None:
+        return None
     duration = Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration

@@ -90,6 +90,48 @@ async def test_a_job_goes_on_behind_its_emitted_tokens_and_says_when_numerics_ch
     assert claimed.job.numerics_id == "float32/other"
 
 
+async def test_who_claims_a_job_that_moved_learns_what_earlier_attempts_knew(world: World) -> None:
+    first, second, gateway = await world.worker(), await world.worker(), await world.gateway()
+    job = await world.submit(stream_owner=gateway)
+    await world.sql("update jobs set created_at = created_at - interval '30 s' where id = :id", id=job.id)
+    await world.assign(job, first)
+    (claimed,) = await world.work.claim(first, 1)
+    assert (claimed.earlier_start_s, claimed.earlier_token_s) == (None, None)
+    assert claimed.age_s == claimed.wait_s >= 30
+    # It began when it was ten seconds old, and its first token came six seconds before now, a loss.
+    await world.sql("update jobs set started_at = created_at + interval '10 s' where id = :id", id=job.id)
+    resumed = await world.streams.resume(
+        job.id, owner=gateway, fence=claimed.job.fence, emitted_ids=[5], why="worker_gone", first_token_ago_s=6.0
+    )
+    assert resumed is not None
+    event = (await world.jobs.events(job.id, tenant=None))[-1]
+    assert (event.event, event.process_id) == ("resumed", gateway)
+    assert (event.details["why"], event.details["worker"]) == ("worker_gone", str(first))
+    first_token_s = float(event.details["first_token_s"])
+    assert first_token_s == pytest.approx((event.time - resumed.created_at).total_seconds() - 6.0, abs=1.0)
+    for _ in range(2):
+        await world.assign(job, second)
+        (again,) = await world.work.claim(second, 1)
+        assert (again.earlier_start_s, again.earlier_token_s) == (pytest.approx(10.0), pytest.approx(first_token_s))
+        assert again.wait_s < 30 <= again.age_s
+        # A later loss knows nothing better.
+        await world.streams.resume(
+            job.id, owner=gateway, fence=again.job.fence, emitted_ids=[5, 6], worker_dead=False, first_token_ago_s=1.0
+        )
+
+
+async def test_without_a_token_that_somebody_has_no_first_token_is_told(world: World) -> None:
+    worker, gateway = await world.worker(), await world.gateway()
+    job = await world.running(worker, stream_owner=gateway)
+    await world.streams.resume(
+        job.id, owner=gateway, fence=job.fence, emitted_ids=[], worker_dead=False, first_token_ago_s=1.0
+    )
+    assert "first_token_s" not in (await world.jobs.events(job.id, tenant=None))[-1].details
+    await world.assign(job, worker)
+    (claimed,) = await world.work.claim(worker, 1)
+    assert claimed.earlier_token_s is None and claimed.earlier_start_s is not None
+
+
 async def test_only_the_owner_of_a_stream_resumes_it_and_only_once_for_a_fence(world: World) -> None:
     worker, gateway, other = await world.worker(), await world.gateway(), await world.gateway()
     job = await world.running(worker, stream_owner=gateway)

@@ -133,6 +133,25 @@ async def test_a_full_worker_that_gives_a_job_back_counts_no_loss(world: World) 
     assert (back.state, back.losses, back.total_losses, back.fence) == (JobState.QUEUED, 0, 0, job.fence + 1)
 
 
+async def test_a_job_that_was_given_back_unbegun_has_not_started(world: World) -> None:
+    full, other = await world.worker(), await world.worker()
+    job = await world.running(full)
+    assert job.started_at is not None
+    assert await world.work.release(job.id, job.fence, None)
+    assert (await world.get(job)).started_at is None
+    job = await world.assign(job, other)
+    (claimed,) = await world.work.claim(other, 1)
+    assert claimed.earlier_start_s is None and claimed.job.started_at is not None
+    # After a loss it had begun, whoever gives it back.
+    await world.age(job.id, 60)
+    await world.placement.reap()
+    await world.age(job.id, 60)
+    job = await world.assign(job, full)
+    await world.work.claim(full, 1)
+    assert await world.work.release(job.id, job.fence, None)
+    assert (await world.get(job)).started_at == claimed.job.started_at
+
+
 async def test_a_drained_job_goes_on_behind_its_tokens(world: World) -> None:
     worker = await world.worker()
     job = await world.running(worker)

@@ -13,6 +13,7 @@ from fakes.small_tokenizers import MAKERS, bundle_of
 from octavo_common.jobs.model import Claimed, Job, JobState
 from octavo_common.jobs.spec import GenerationSpec
 from octavo_common.text.tokenizer import Tokenizer
+from octavo_worker.engine.types import Delta, SeqId
 from octavo_worker.intake.attempt import Attempt, new_attempt
 
 SPEC = GenerationSpec(temperature=0.0, top_k=0, top_p=1.0, seed=1, max_tokens=64)
@@ -23,7 +24,9 @@ def tokenizer(request) -> Tokenizer:
     return Tokenizer(bundle_of(MAKERS[request.param]()))
 
 
-def attempt_of(tokenizer: Tokenizer, spec: GenerationSpec, emitted: tuple[int, ...] = ()) -> Attempt:
+def attempt_of(
+    tokenizer: Tokenizer, spec: GenerationSpec, emitted: tuple[int, ...] = (), now: float = 0.0, **times: float
+) -> Attempt:
     values = dict.fromkeys(Job.__dataclass_fields__)
     values.update(
         id=uuid4(),
@@ -35,8 +38,8 @@ def attempt_of(tokenizer: Tokenizer, spec: GenerationSpec, emitted: tuple[int, .
         numerics_changed=False,
         created_at=datetime.fromtimestamp(0, UTC),
     )
-    claimed = Claimed(job=Job(**values), deadline_in_s=None, age_s=0.0)
-    return new_attempt(claimed, spec, tokenizer=tokenizer, trace=SimpleNamespace(), now=0.0)
+    claimed = Claimed(job=Job(**values), deadline_in_s=None, **{"age_s": 0.0, "wait_s": 0.0, **times})
+    return new_attempt(claimed, spec, tokenizer=tokenizer, trace=SimpleNamespace(), now=now)
 
 
 @pytest.mark.parametrize("stop", [(), ("jumps",), ("x j",), ("never",)])
@@ -83,3 +86,41 @@ def test_a_stop_string_that_began_in_tokens_let_go_earlier_cuts_the_result(token
     assert "quick" in text
     assert attempt.result("stop").text.strip() == "so"
     assert attempt.result("stop").token_ids[: len(sent)] == sent
+
+
+def times_of(attempt: Attempt, tokens: list[int]) -> tuple[float | None, float | None, float | None]:
+    """Figures of an attempt claimed at 100 whose first step began at 101 and whose tokens come each second from 102."""
+    attempt.note(Delta(id=SeqId(attempt.request_id, 0), events=("scheduled",)), 101.0)
+    for number, token in enumerate(tokens):
+        attempt.push([token], 102.0 + number)
+    attempt.finish_text()
+    usage = attempt.result("length").usage
+    return usage.queue_s, usage.time_to_first_token_s, usage.total_s
+
+
+def test_the_times_of_an_undisturbed_job_count_from_its_acceptance(tokenizer):
+    tokens = tokenizer.encode("brown fox", add_special=False)
+    attempt = attempt_of(tokenizer, SPEC, now=100.0, age_s=5.0)
+    assert times_of(attempt, tokens) == (6.0, 7.0, 6.0 + len(tokens))
+
+
+def test_a_job_that_moved_keeps_the_first_start_and_the_first_token_that_its_caller_saw(tokenizer):
+    tokens = tokenizer.encode("brown fox", add_special=False)
+    sent = tuple(tokenizer.encode("The", add_special=False))
+    times = {"age_s": 20.0, "earlier_start_s": 0.25, "earlier_token_s": 0.5}
+    attempt = attempt_of(tokenizer, SPEC, sent, 100.0, **times)
+    attempt.replay()
+    assert times_of(attempt, tokens) == (0.25, 0.5, 21.0 + len(tokens))
+
+
+def test_the_first_token_of_a_job_that_was_lost_before_anybody_had_one_is_this_attempts(tokenizer):
+    tokens = tokenizer.encode("brown fox", add_special=False)
+    attempt = attempt_of(tokenizer, SPEC, (), 100.0, age_s=20.0, earlier_start_s=0.25)
+    assert times_of(attempt, tokens) == (0.25, 22.0, 21.0 + len(tokens))
+
+
+def test_what_nobody_knows_is_left_out(tokenizer):
+    sent = tuple(tokenizer.encode("The", add_special=False))
+    attempt = attempt_of(tokenizer, SPEC, sent, 100.0, age_s=20.0, earlier_start_s=0.25)
+    attempt.replay()
+    assert times_of(attempt, []) == (0.25, None, None)

@@ -39,7 +39,7 @@ def claimed_job() -> Claimed:
         traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01",
         created_at=datetime.fromtimestamp(0, UTC),
     )
-    return Claimed(job=Job(**values), deadline_in_s=None, age_s=2.0)
+    return Claimed(job=Job(**values), deadline_in_s=None, age_s=60.0, wait_s=2.0)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_job_is_one_trace_from_the_row_to_its_last_token(spans):
     root = found[names.SPAN_PROCESS]
     assert [f"{link.context.trace_id:032x}" for link in root.links] == [TRACE_ID]
     assert all(span.parent.span_id == root.context.span_id for span in found.values() if span is not root)
-    # Accepted two seconds before the claim at 1000.
+    # It waited since two seconds before the claim at 1000, whenever it was accepted.
     assert seconds(found[names.SPAN_QUEUE]) == (998.0, 1000.5)
     assert seconds(found[names.SPAN_DECODE]) == (1002.0, 1004.0)
     assert [event.name for event in found[names.SPAN_DECODE].events] == ["first_token", "preempted", "resumed"]

@@ -92,9 +92,8 @@ class Job:
     fence: int
     worker_id: UUID | None
     stream_owner: UUID | None
-    # Losses without progress between them.
+    # Losses without progress between them: for the rules, users see all of them.
     losses: int
-    # All losses, for the usage record.
     total_losses: int
     # Output tokens that are known to exist: by heartbeats and requeues.
     num_tokens: int
@@ -227,6 +226,12 @@ class Claimed:
     deadline_in_s: float | None
     # Seconds since acceptance.
     age_s: float
+    # Seconds since it was queued last: by its acceptance, or when it came back from a worker.
+    wait_s: float
+    # From acceptance to when a worker first took it; None: that is now.
+    earlier_start_s: float | None = None
+    # From acceptance to the first of its emitted_ids; None: there is none, or nobody knows.
+    earlier_token_s: float | None = None
 
 
 class Held(NamedTuple):

@@ -44,18 +44,21 @@ class GenerationSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
-    """What a generation used. Times in seconds from acceptance (database time for the queue, monotonic after)."""
+    """What a generation used, whatever workers it lost. Times in seconds from acceptance; None: nobody knows."""
 
     prompt_tokens: int
     completion_tokens: int
+    # These two are of the attempt that ended it.
     cached_tokens: int = 0
     num_preemptions: int = 0
     num_losses: int = 0
     numerics_changed: bool = False
     seed: int = 0
-    queue_s: float = 0.0
-    time_to_first_token_s: float = 0.0
-    total_s: float = 0.0
+    # To the first step; when another worker had begun it, to when that took it.
+    queue_s: float | None = None
+    time_to_first_token_s: float | None = None
+    # To the last token.
+    total_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

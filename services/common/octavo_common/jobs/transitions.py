@@ -15,6 +15,10 @@ from octavo_common.jobs.model import HELD, MAX_LOSSES, JobState
 from octavo_common.jobs.spec import JobFailure
 
 JOBS_CHANNEL = "octavo_jobs"
+# Entry of an event's details: from acceptance to the first token, as whoever had it knows.
+FIRST_TOKEN_S = "first_token_s"
+# Events by which a job waits again.
+REQUEUES = ("resumed", "reaped", "released")
 # Back-off of a reaped job by its number of losses: 0.25 s, 1 s. Resumed jobs have somebody waiting and do not wait.
 _BACKOFF_S = 0.25
 
@@ -45,6 +49,8 @@ class Facts:
     lease_over: bool = False
     # The heartbeat of the stream's owner is younger than its lease.
     owner_fresh: bool = False
+    # Since acceptance.
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,8 @@ class Change:
     failure: JobFailure | None = None
     # Time before which the job is not placed again.
     delay_s: float = 0.0
+    # No worker has begun it after all: when one first took it is open again.
+    unbegun: bool = False
     details: Mapping[str, str] = field(default_factory=lambda: {})
 
 
@@ -129,23 +137,48 @@ def finished_before(core: Core, *, fence: int, state: JobState) -> bool:
     return core.state is state and core.fence == fence and core.worker_id is not None
 
 
-def release(core: Core, *, fence: int, emitted_ids: tuple[int, ...] | None, facts: Facts) -> Change | None:
+def release(
+    core: Core,
+    *,
+    fence: int,
+    emitted_ids: tuple[int, ...] | None,
+    facts: Facts,
+    first_token_ago_s: float | None = None,
+) -> Change | None:
     """assigned, running -> queued, by a worker that drains or is full. No loss is counted.
 
     emitted_ids None: it had not begun, what the row says stays.
     """
     if core.state not in HELD or core.fence != fence:
         return None
-    ids = core.emitted_ids if emitted_ids is None else emitted_ids
-    return _requeue(core, replace(core, emitted_ids=ids), event="released", by=core.worker_id, facts=facts)
+    if emitted_ids is None:
+        change = _requeue(core, core, event="released", by=core.worker_id, facts=facts, why="not_taken")
+        return replace(change, unbegun=not core.total_losses and not core.emitted_ids)
+    known = _first_token(emitted_ids, first_token_ago_s, facts)
+    after = replace(core, emitted_ids=emitted_ids)
+    return _requeue(core, after, event="released", by=core.worker_id, facts=facts, why="worker_left", known=known)
 
 
-def resume(core: Core, *, fence: int, owner: UUID, emitted_ids: tuple[int, ...], facts: Facts) -> Change | None:
-    """queued, assigned, running -> queued, by the owner of the stream, with the ids that it has sent."""
+def resume(
+    core: Core,
+    *,
+    fence: int,
+    owner: UUID,
+    emitted_ids: tuple[int, ...],
+    facts: Facts,
+    why: str = "",
+    first_token_ago_s: float | None = None,
+) -> Change | None:
+    """queued, assigned, running -> queued, by the owner of the stream, with the ids that it has sent.
+
+    The history says why, and when the first token came, if the owner has seen that.
+    """
     if core.state.ended or core.stream_owner != owner or core.fence != fence:
         return None
     lost = _lose(core, emitted_ids) if core.state in HELD else core
-    return _requeue(core, replace(lost, emitted_ids=emitted_ids), event="resumed", by=owner, facts=facts)
+    known = _first_token(emitted_ids, first_token_ago_s, facts)
+    after = replace(lost, emitted_ids=emitted_ids)
+    return _requeue(core, after, event="resumed", by=owner, facts=facts, why=why, known=known)
 
 
 def reap(core: Core, *, facts: Facts) -> Change | None:
@@ -154,7 +187,7 @@ def reap(core: Core, *, facts: Facts) -> Change | None:
         return None
     lost = _lose(core, core.emitted_ids)
     delay_s = _BACKOFF_S * 4 ** (lost.losses - 1) if lost.losses else 0.0
-    return _requeue(core, lost, event="reaped", by=None, facts=facts, delay_s=delay_s)
+    return _requeue(core, lost, event="reaped", by=None, facts=facts, why="lease_over", delay_s=delay_s)
 
 
 def cancel(core: Core) -> Change | None:
@@ -222,10 +255,29 @@ def _lose(core: Core, emitted_ids: tuple[int, ...]) -> Core:
     )
 
 
-def _requeue(before: Core, core: Core, *, event: str, by: UUID | None, facts: Facts, delay_s: float = 0.0) -> Change:
+def _first_token(emitted_ids: tuple[int, ...], ago_s: float | None, facts: Facts) -> dict[str, str]:
+    """When the first of the tokens that are kept was there, for the history: later attempts cannot know it."""
+    if not emitted_ids or ago_s is None:
+        return {}
+    return {FIRST_TOKEN_S: f"{max(0.0, facts.age_s - ago_s):.6f}"}
+
+
+def _requeue(
+    before: Core,
+    core: Core,
+    *,
+    event: str,
+    by: UUID | None,
+    facts: Facts,
+    why: str = "",
+    known: Mapping[str, str] | None = None,
+    delay_s: float = 0.0,
+) -> Change:
     """Take the job from its worker; a cancelled, late or hopeless one ends here instead of waiting again."""
     free = replace(core, fence=core.fence + 1, worker_id=None, num_tokens=len(core.emitted_ids))
     details = {"worker": str(before.worker_id)} if before.worker_id is not None else {}
+    details |= {"why": why} if why else {}
+    details |= known or {}
 
     def ended(state: JobState, failure: JobFailure) -> Change:
         after = replace(free, state=state)

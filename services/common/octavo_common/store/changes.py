@@ -23,7 +23,8 @@ CORE_COLUMNS = """
     coalesce(j.deadline <= now(), false) as deadline_passed,
     coalesce(j.lease_until <= now(), false) as lease_over,
     exists(select from processes o where o.id = j.stream_owner
-           and o.heartbeat_at > now() - make_interval(secs => o.lease_s)) as owner_fresh
+           and o.heartbeat_at > now() - make_interval(secs => o.lease_s)) as owner_fresh,
+    extract(epoch from now() - j.created_at)::float8 as age_s
 """
 
 _LOCK = text(
@@ -39,6 +40,7 @@ _WRITE = text(
         emitted_ids = coalesce(:emitted_ids, emitted_ids), cancel_requested = :cancel_requested,
         not_before = case when :delay_s > 0 then now() + make_interval(secs => :delay_s) else not_before end,
         lease_until = case when :held then lease_until end,
+        started_at = case when not :unbegun then started_at end,
         error = coalesce(:error, error),
         ended_at = case when :ended then now() end
       where id = :id and fence = :old_fence and state = :old_state
@@ -78,6 +80,7 @@ def to_core(row: RowMapping) -> tuple[Core, Facts]:
         deadline_passed=row["deadline_passed"],
         lease_over=row["lease_over"],
         owner_fresh=row["owner_fresh"],
+        age_s=row["age_s"],
     )
     return core, facts
 
@@ -126,6 +129,7 @@ def _values(job_id: UUID, decision: Change) -> dict[str, Any]:
         "delay_s": decision.delay_s,
         "held": after.worker_id is not None and not after.state.ended,
         "ended": after.state.ended,
+        "unbegun": decision.unbegun,
         "error": None if decision.failure is None else decision.failure.to_json(),
         "event": decision.event,
         "process_id": decision.process_id,

@@ -53,7 +53,15 @@ class StreamStore(Store):
         return _to_owned(await self._run(_BY_IDS, {"ids": list(job_ids)})) if job_ids else []
 
     async def resume(
-        self, job_id: UUID, *, owner: UUID, fence: int, emitted_ids: Sequence[int], worker_dead: bool = True
+        self,
+        job_id: UUID,
+        *,
+        owner: UUID,
+        fence: int,
+        emitted_ids: Sequence[int],
+        worker_dead: bool = True,
+        why: str = "",
+        first_token_ago_s: float | None = None,
     ) -> Job | None:
         """Queue a job again behind the ids that its stream has sent.
 
@@ -62,11 +70,20 @@ class StreamStore(Store):
 
         worker_dead: nothing is placed at the job's worker until its next heartbeat. Say False when the worker answered
         (it has lost the job, or holds another prefix); else the job could lose the same dead worker again at once.
+        why and first_token_ago_s (how long the first token of the job is known) go into its history.
         """
         sent = tuple(emitted_ids)
 
         def rule(core: Core, facts: Facts) -> Change | None:
-            return transitions.resume(core, fence=fence, owner=owner, emitted_ids=sent, facts=facts)
+            return transitions.resume(
+                core,
+                fence=fence,
+                owner=owner,
+                emitted_ids=sent,
+                facts=facts,
+                why=why,
+                first_token_ago_s=first_token_ago_s,
+            )
 
         async with self._transaction() as connection:
             if worker_dead:

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from octavo_common.jobs import transitions
 from octavo_common.jobs.model import Claimed, JobState
 from octavo_common.jobs.spec import GenerationResult, JobFailure
-from octavo_common.jobs.transitions import CANCELLED, JOBS_CHANNEL, Change, Core, Facts
+from octavo_common.jobs.transitions import CANCELLED, FIRST_TOKEN_S, JOBS_CHANNEL, REQUEUES, Change, Core, Facts
 from octavo_common.store.base import Store
 from octavo_common.store.changes import change
 from octavo_common.store.rows import JOB_COLUMNS_OF_J, to_job
@@ -36,7 +36,16 @@ _CLAIM = text(
     )
     select {JOB_COLUMNS_OF_J},
       extract(epoch from j.deadline - now())::float8 as deadline_in_s,
-      extract(epoch from now() - j.created_at)::float8 as age_s
+      extract(epoch from now() - j.created_at)::float8 as age_s,
+      -- What earlier attempts know is in the row and in its history; a job that never moved costs no look.
+      case when j.started_at < now() then extract(epoch from j.started_at - j.created_at)::float8 end
+        as earlier_start_s,
+      case when cardinality(j.emitted_ids) > 0 then (
+        select (e.details->>'{FIRST_TOKEN_S}')::float8 from job_events e
+        where e.job_id = j.id and e.details->>'{FIRST_TOKEN_S}' is not null order by e.id limit 1) end as first_token_s,
+      case when j.fence > 1 then (
+        select extract(epoch from now() - max(e.time))::float8 from job_events e
+        where e.job_id = j.id and e.event in {REQUEUES}) end as requeued_ago_s
     from (select * from taken union all select * from forgotten) j
     order by j.priority desc, j.assigned_at, j.id
     """
@@ -83,7 +92,14 @@ class WorkStore(Store):
         # Without `held` nothing counts as forgotten: the row's own id is not in an unknown (null) set.
         values = {"worker_id": worker_id, "limit": limit, "held": None if held is None else list(held)}
         return [
-            Claimed(job=to_job(row._mapping), deadline_in_s=row.deadline_in_s, age_s=row.age_s)
+            Claimed(
+                job=to_job(row._mapping),
+                deadline_in_s=row.deadline_in_s,
+                age_s=row.age_s,
+                wait_s=row.age_s if row.requeued_ago_s is None else max(0.0, row.requeued_ago_s),
+                earlier_start_s=row.earlier_start_s,
+                earlier_token_s=row.first_token_s,
+            )
             for row in await self._run(_CLAIM, values)
         ]
 
@@ -120,7 +136,14 @@ class WorkStore(Store):
         core = Core(state=JobState(rows[0].state), fence=rows[0].fence, worker_id=rows[0].worker_id)
         return transitions.finished_before(core, fence=fence, state=state)
 
-    async def release(self, job_id: UUID, fence: int, emitted_ids: Sequence[int] | None) -> bool:
+    async def release(
+        self,
+        job_id: UUID,
+        fence: int,
+        emitted_ids: Sequence[int] | None,
+        *,
+        first_token_ago_s: float | None = None,
+    ) -> bool:
         """Give a job back with the tokens released so far (None: it has not begun). False: the lease was lost.
 
         Stop the job first, and leave it stopped whatever comes back: a token that leaves after this call, because its
@@ -129,7 +152,9 @@ class WorkStore(Store):
         released = None if emitted_ids is None else tuple(emitted_ids)
 
         def rule(core: Core, facts: Facts) -> Change | None:
-            return transitions.release(core, fence=fence, emitted_ids=released, facts=facts)
+            return transitions.release(
+                core, fence=fence, emitted_ids=released, facts=facts, first_token_ago_s=first_token_ago_s
+            )
 
         async with self._transaction() as connection:
             _, decision = await change(connection, job_id, rule)

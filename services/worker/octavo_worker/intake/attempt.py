@@ -58,6 +58,26 @@ class Attempt:
         """Monotonic time of the job's acceptance."""
         return self.claimed_s - self.claimed.age_s
 
+    # --- times of the job as its caller saw them, over all attempts, from acceptance; None: nobody knows
+
+    @property
+    def queue_s(self) -> float | None:
+        """To the first step; when an earlier worker had begun it, to when that took it."""
+        earlier_s = self.claimed.earlier_start_s
+        return self._since_acceptance(self.first_step_s) if earlier_s is None else earlier_s
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """To the first token that was kept, whoever made it."""
+        if self.job.emitted_ids:
+            return self.claimed.earlier_token_s
+        return self._since_acceptance(self.first_token_s)
+
+    @property
+    def total_s(self) -> float | None:
+        """To the last token."""
+        return self._since_acceptance(self.last_token_s)
+
     def replay(self) -> bool:
         """Put the tokens of earlier attempts at the start of the log. True when they hold a whole stop string."""
         released = self.stream.replay(self.job.emitted_ids)
@@ -126,13 +146,13 @@ class Attempt:
             num_losses=self.job.total_losses,
             numerics_changed=self.job.numerics_changed,
             seed=self.spec.seed,
-            queue_s=self._since_acceptance(self.first_step_s),
-            time_to_first_token_s=self._since_acceptance(self.first_token_s),
-            total_s=self._since_acceptance(self.last_token_s),
+            queue_s=self.queue_s,
+            time_to_first_token_s=self.time_to_first_token_s,
+            total_s=self.total_s,
         )
 
-    def _since_acceptance(self, at_s: float | None) -> float:
-        return 0.0 if at_s is None else max(0.0, at_s - self.accepted_s)
+    def _since_acceptance(self, at_s: float | None) -> float | None:
+        return None if at_s is None else max(0.0, at_s - self.accepted_s)
 
     def _release(self, released: Released) -> None:
         first = len(self.log.ids)

@@ -155,7 +155,7 @@ class Intake:
         self._attempts[job.id] = self._by_request[attempt.request_id] = attempt
         self._book.open(attempt.log)
         self._recent.add(job.prefix_keys)
-        log.info("job.claimed", job_id=str(job.id), fence=job.fence, wait_s=round(claimed.age_s, 4))
+        log.info("job.claimed", job_id=str(job.id), fence=job.fence, wait_s=round(claimed.wait_s, 4))
         failure = unreadable or self._refusal(claimed)
         if failure is not None:
             self._end(attempt, End(failure=failure))
@@ -288,7 +288,9 @@ class Intake:
 
     async def _give_back(self, attempt: Attempt) -> None:
         with suppress(OctavoError):
-            await self._store.release(attempt.job.id, attempt.job.fence, attempt.log.ids)
+            first_s = attempt.first_token_s
+            ago_s = None if attempt.job.emitted_ids or first_s is None else self._clock.monotonic() - first_s
+            await self._store.release(attempt.job.id, attempt.job.fence, attempt.log.ids, first_token_ago_s=ago_s)
         self._drop(attempt, "released")
 
 

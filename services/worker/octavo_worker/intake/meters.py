@@ -40,8 +40,9 @@ class Meters:
         if "scheduled" in delta.events:
             add(names.PREFIX_CACHE_QUERIES, len(attempt.job.prompt_ids), self._labels)
             add(names.PREFIX_CACHE_HITS, delta.num_cached, self._labels)
-            if attempt.first_step_s is not None:
-                record(names.REQUEST_QUEUE_TIME, max(0.0, attempt.first_step_s - attempt.accepted_s), self._labels)
+            # A job waits for its first step once, wherever it goes on.
+            if attempt.claimed.earlier_start_s is None:
+                self._time(names.REQUEST_QUEUE_TIME, attempt.queue_s)
         if not delta.tokens:
             return
         add(names.GENERATION_TOKENS, len(delta.tokens), self._labels)
@@ -57,13 +58,16 @@ class Meters:
         record(names.REQUEST_PROMPT_TOKENS, len(attempt.job.prompt_ids), self._labels)
         record(names.REQUEST_GENERATION_TOKENS, len(attempt.log.ids), self._labels)
         record(names.REQUEST_PARAMS_MAX_TOKENS, attempt.spec.max_tokens, self._labels)
-        first_step_s, first_s, last_s = attempt.first_step_s, attempt.first_token_s, attempt.last_token_s
-        if first_step_s is None or first_s is None or last_s is None:
-            return
-        record(names.E2E_REQUEST_LATENCY, max(0.0, last_s - attempt.accepted_s), self._labels)
-        record(names.REQUEST_INFERENCE_TIME, last_s - first_step_s, self._labels)
-        record(names.REQUEST_PREFILL_TIME, first_s - first_step_s, self._labels)
-        record(names.REQUEST_DECODE_TIME, last_s - first_s, self._labels)
+        begun_s, first_s, last_s = attempt.queue_s, attempt.time_to_first_token_s, attempt.total_s
+        self._time(names.E2E_REQUEST_LATENCY, last_s)
+        self._time(names.REQUEST_INFERENCE_TIME, last_s, since_s=begun_s)
+        self._time(names.REQUEST_PREFILL_TIME, first_s, since_s=begun_s)
+        self._time(names.REQUEST_DECODE_TIME, last_s, since_s=first_s)
+
+    def _time(self, metric: names.Metric, until_s: float | None, *, since_s: float | None = 0.0) -> None:
+        """Record a time of the job, unless one of its ends is not known."""
+        if until_s is not None and since_s is not None:
+            self._instruments.record(metric, max(0.0, until_s - since_s), self._labels)
 
     def failed(self, failure: JobFailure) -> None:
         """A failure was committed."""

@@ -39,7 +39,7 @@ class JobTrace:
             tracer, names.SPAN_PROCESS, job.traceparent, attributes=attributes, start_time_ns=self._now_ns()
         )
         self._context = set_span_in_context(self._root)
-        self._queue: Span | None = self._start(names.SPAN_QUEUE, self._now_ns() - round(claimed.age_s * 1e9))
+        self._queue: Span | None = self._start(names.SPAN_QUEUE, self._now_ns() - round(claimed.wait_s * 1e9))
         self._decode: Span | None = None
         self._num_computed = 0
 
