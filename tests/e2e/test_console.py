@@ -134,10 +134,14 @@ def test_a_person_asks_in_a_real_browser(console: str, tmp_path: Path) -> None:
         )
         try:
             page = browser.pages[0]
+            page.goto(f"{console}/prompt")
+            expect(page.get_by_role("button", name="Generate")).to_be_visible(timeout=60_000)
+            expect(page.get_by_text("Page not found")).to_have_count(0)
             page.goto(console)
             page.get_by_role("button", name="Generate").click(timeout=60_000)
             expect(page.get_by_text("Paris").first).to_be_visible(timeout=60_000)
             expect(page.get_by_text("Tokens/s")).to_be_visible(timeout=60_000)
+            assert page.url == f"{console}/prompt"
             page.get_by_role("link", name="Workers").click()
             expect(page.get_by_role("heading", name="Workers")).to_be_visible(timeout=30_000)
             expect(page.locator("canvas, svg.marks").first).to_be_visible(timeout=30_000)

@@ -10,8 +10,15 @@ from octavo_ui.pages import jobs, prompt, workers
 def main() -> None:
     """Draw the page that the address names."""
     st.set_page_config(page_title="Octavo", page_icon=":material/auto_stories:", layout="wide")
+    ask = st.Page(prompt.page, title="Prompt", icon=":material/chat:", url_path="prompt")
+
+    def home() -> None:
+        st.switch_page(ask)
+
     pages = [
-        st.Page(prompt.page, title="Prompt", icon=":material/chat:", url_path="prompt", default=True),
+        # The page at / has no path of its own, so it leads to one that has.
+        st.Page(home, title="Octavo", url_path="home", default=True, visibility="hidden"),
+        ask,
         st.Page(jobs.page, title="Jobs", icon=":material/list_alt:", url_path="jobs"),
         st.Page(workers.page, title="Workers", icon=":material/memory:", url_path="workers"),
     ]

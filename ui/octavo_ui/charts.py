@@ -15,9 +15,8 @@ COLOURS = ("#3b6ea8", "#9dbfe3", "#e7ecf2")
 def block_usage(records: Sequence[StepRecord]) -> alt.Chart:
     """Blocks of the pool over time, stacked: in use, kept for prefix hits, free."""
     rows = [
-        {"time": record.time.isoformat(), "blocks": count, "state": state}
-        for record in records
-        if record.time is not None
+        {"time": time_ms, "blocks": count, "state": state}
+        for time_ms, record in _by_millisecond(records)
         for state, count in zip(
             STATES, (record.num_used_blocks, record.num_cached_blocks, record.num_free_blocks), strict=True
         )
@@ -39,9 +38,8 @@ def block_usage(records: Sequence[StepRecord]) -> alt.Chart:
 def load(records: Sequence[StepRecord]) -> alt.Chart:
     """Sequences that run and wait, step by step."""
     rows = [
-        {"time": record.time.isoformat(), "sequences": count, "kind": kind}
-        for record in records
-        if record.time is not None
+        {"time": time_ms, "sequences": count, "kind": kind}
+        for time_ms, record in _by_millisecond(records)
         for kind, count in (("running", record.num_running), ("waiting", record.num_waiting))
     ]
     return (
@@ -56,6 +54,12 @@ def load(records: Sequence[StepRecord]) -> alt.Chart:
         )
         .properties(height=160)
     )
+
+
+def _by_millisecond(records: Sequence[StepRecord]) -> list[tuple[int, StepRecord]]:
+    """The last record of each millisecond: finer times are one to a chart, and stacks would pile up on each other."""
+    last = {int(record.time.timestamp() * 1000): record for record in records if record.time is not None}
+    return sorted(last.items(), key=lambda item: item[0])
 
 
 def timeline(events: Sequence[JobEvent]) -> alt.Chart:

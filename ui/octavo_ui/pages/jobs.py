@@ -6,7 +6,7 @@ from datetime import datetime
 
 import streamlit as st
 
-from octavo import Job, JobState
+from octavo import Job, JobState, Usage
 from octavo_ui import api, charts
 
 PAGE_SIZE = 100
@@ -107,10 +107,16 @@ def _state(job_id: str) -> None:
         if job.failure is not None:
             st.error(f"**{job.failure.code}**: {job.failure.message}\n\n{job.failure.hint}")
         if job.result is not None:
-            usage = job.result.usage
             st.markdown(job.result.text)
-            st.caption(
-                f"{usage.prompt_tokens} + {usage.completion_tokens} tokens, {usage.cached_tokens} from the cache; "
-                f"queued {usage.queue_s * 1000:.0f} ms, first token after {usage.time_to_first_token_s * 1000:.0f} ms, "
-                f"all after {usage.total_s:.2f} s; {job.result.finish_reason.value}; numerics {job.numerics_id}"
-            )
+            st.caption(f"{_used(job.result.usage)}; {job.result.finish_reason.value}; numerics {job.numerics_id}")
+
+
+def _used(usage: Usage) -> str:
+    """Tokens and times; a time that nobody knows, as after some losses, is left out."""
+    counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens, {usage.cached_tokens} from the cache"
+    times = [
+        f"queued {usage.queue_s * 1000:.0f} ms" if usage.queue_s else "",
+        f"first token after {usage.time_to_first_token_s * 1000:.0f} ms" if usage.time_to_first_token_s else "",
+        f"all after {usage.total_s:.2f} s" if usage.total_s else "",
+    ]
+    return "; ".join(part for part in (counts, ", ".join(filter(None, times))) if part)
