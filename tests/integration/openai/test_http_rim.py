@@ -137,6 +137,14 @@ async def test_a_body_that_grows_beyond_the_limit_without_saying_so_is_refused(h
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
+async def test_no_answer_invites_a_page_of_another_origin(http: HttpWorld):
+    headers = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "POST"}
+    for method in ("OPTIONS", "GET", "POST"):
+        answer = await http.raw().request(method, "/v1/chat/completions", headers=headers)
+        assert answer.status_code in (400, 405)
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/jobs/x/cancel"])
 async def test_no_key_is_401_before_the_body_is_looked_at(http: HttpWorld, path):
     answer = await http.raw(key="").post(path, content=b"{")

@@ -71,6 +71,44 @@ def test_a_value_that_would_change_the_answer_is_refused_by_name(name):
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize("value", [2, 0, "two"])
+def test_a_parameter_that_is_there_with_one_value_is_refused_with_that_value(value):
+    with pytest.raises(BadRequest, match="only 1 is supported"):
+        chat(n=value)
+
+
+@pytest.mark.parametrize("name", ["tools", "logprobs", "response_format", "presence_penalty", "min_p", "logit_bias"])
+def test_a_parameter_that_is_not_there_at_all_says_so(name):
+    with pytest.raises(BadRequest, match="not supported in this release"):
+        chat(**{name: CHANGING.get(name, 0.5)})
+
+
+def test_stream_options_are_for_streams_alone():
+    for given in ({}, {"include_usage": True}):
+        for stream in ({}, {"stream": False}):
+            with pytest.raises(BadRequest) as caught:
+                chat(stream_options=given, **stream)
+            assert (caught.value.param, caught.value.code) == ("stream_options", "INVALID_ARGUMENT")
+        assert chat(stream_options=given, stream=True)[1] == ()
+    assert chat(stream_options=None)[1] == ()
+
+
+def test_a_field_of_the_stream_options_is_taken_ignored_by_name_or_refused_by_name():
+    assert chat(stream=True, stream_options={"include_obfuscation": False})[1] == (
+        "stream_options.include_obfuscation",
+    )
+    for parse in (chat, completion):
+        with pytest.raises(BadRequest) as caught:
+            parse(stream=True, stream_options={"include_usge": True})
+        assert (caught.value.param, caught.value.code) == ("stream_options.include_usge", "UNKNOWN_PARAMETER")
+
+
+def test_further_fields_of_messages_and_of_their_parts_are_ignored_by_name():
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    _, ignored = chat(messages=[{"role": "user", "name": "bob", "refusal": None, "content": [part]}])
+    assert ignored == ("messages.content.cache_control", "messages.name")
+
+
 def test_true_is_not_one():
     with pytest.raises(BadRequest):
         chat(n=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from octavo_gateway.openai.errors import BadRequest
-from octavo_gateway.openai.support import refuse_unsupported
+from octavo_gateway.openai.support import refuse_unknown_options, refuse_unsupported
 from octavo_gateway.requests import Message, OnDisconnect, RawRequest
 
 # The legacy endpoint's own default; chats may take what the context leaves.
@@ -171,7 +171,10 @@ def parse_chat(value: Any) -> tuple[ChatBody, tuple[str, ...]]:
     """The body, and the names of what is ignored in it. Raises BadRequest."""
     body = _parse(ChatBody, value)
     ignored = refuse_unsupported(body.model_extra or {})
-    extras = {f"messages.{name}" for m in body.messages for name, v in (m.model_extra or {}).items() if v is not None}
+    extras = {f"messages.{name}" for message in body.messages for name in _extras(message)}
+    for message in body.messages:
+        parts = message.content if isinstance(message.content, list) else ()
+        extras |= {f"messages.content.{name}" for part in parts for name in _extras(part)}
     return body, (*ignored, *sorted(extras), *_ignored_options(body))
 
 
@@ -181,15 +184,27 @@ def parse_completion(value: Any) -> tuple[CompletionBody, tuple[str, ...]]:
     return body, (*refuse_unsupported(body.model_extra or {}), *_ignored_options(body))
 
 
-def _ignored_options(body: GenerationBody) -> list[str]:
-    extra = body.stream_options.model_extra if body.stream_options is not None else None
-    return [f"stream_options.{name}" for name, value in (extra or {}).items() if value is not None]
+def _extras(model: _Model) -> list[str]:
+    return [name for name, value in (model.model_extra or {}).items() if value is not None]
+
+
+def _ignored_options(body: GenerationBody) -> tuple[str, ...]:
+    options = body.stream_options
+    if options is None:
+        return ()
+    if not body.stream:
+        raise BadRequest(
+            "stream_options is allowed only together with stream", code="INVALID_ARGUMENT", param="stream_options"
+        )
+    return refuse_unknown_options(options.model_extra or {})
 
 
 def _message(body: ChatMessageBody, param: str) -> Message:
     for name in ("tool_calls", "function_call", "tool_call_id"):
         if (body.model_extra or {}).get(name):
-            raise BadRequest("tools are not supported", code="UNSUPPORTED_PARAMETER", param=f"{param}.{name}")
+            raise BadRequest(
+                "tools are not supported in this release", code="UNSUPPORTED_PARAMETER", param=f"{param}.{name}"
+            )
     content = body.content
     if content is None:
         raise BadRequest("the message has no content", code="INVALID_ARGUMENT", param=f"{param}.content")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,18 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "structured_outputs": (),
 }
+# They are there, with one value. What the others of the above ask for is not there at all.
+_ONE_VALUE = frozenset(
+    {
+        "n",
+        "best_of",
+        "modalities",
+        "verbosity",
+        "add_generation_prompt",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+    }
+)
 # They concern the provider's business, never the answer's tokens.
 _IGNORED = frozenset(
     {
@@ -68,6 +81,10 @@ _IGNORED = frozenset(
 )
 
 
+# Fields of stream_options that concern the transport, never the text.
+_IGNORED_STREAM_OPTIONS = frozenset({"include_obfuscation"})
+
+
 def refuse_unsupported(extra: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the parameters that are ignored. Raises BadRequest for one that may change the answer, or is unknown."""
     ignored: list[str] = []
@@ -77,15 +94,30 @@ def refuse_unsupported(extra: Mapping[str, Any]) -> tuple[str, ...]:
         if name in _IGNORED:
             ignored.append(name)
         elif name not in _NEUTRAL:
-            raise BadRequest(f"there is no parameter {name[:64]!r}", code="UNKNOWN_PARAMETER", param=name[:64])
+            raise _unknown(name)
         elif not any(_equal(value, neutral) for neutral in _NEUTRAL[name]):
-            raise BadRequest(
-                f"{name} is not supported with this value",
-                code="UNSUPPORTED_PARAMETER",
-                param=name,
-                hint="leave it out",
-            )
+            raise BadRequest(_refusal(name), code="UNSUPPORTED_PARAMETER", param=name, hint="leave it out")
     return tuple(ignored)
+
+
+def refuse_unknown_options(extra: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the fields of stream_options that are ignored. Raises BadRequest for one that there is not."""
+    names = [f"stream_options.{name}" for name, value in extra.items() if value is not None]
+    unknown = [name for name in names if name.partition(".")[2] not in _IGNORED_STREAM_OPTIONS]
+    if unknown:
+        raise _unknown(unknown[0])
+    return tuple(names)
+
+
+def _unknown(name: str) -> BadRequest:
+    return BadRequest(f"there is no parameter {name[:80]!r}", code="UNKNOWN_PARAMETER", param=name[:80])
+
+
+def _refusal(name: str) -> str:
+    if name in _ONE_VALUE:
+        (value,) = _NEUTRAL[name]
+        return f"{name}: only {json.dumps(value)} is supported"
+    return f"{name} is not supported in this release"
 
 
 def _equal(value: Any, neutral: Any) -> bool:
