@@ -21,6 +21,9 @@ OnDeltas = Callable[[list[Delta], StepStats, float], None]
 """``on_deltas(deltas, stats, step_s)``: after every step; with step_s 0 after an add or abort that said something."""
 OnCrash = Callable[[BaseException], None]
 
+# Of a step's time.
+PAUSE_SHARE = 0.01
+
 
 class EngineLoop:
     """Runs steps while there is work and sleeps when there is none."""
@@ -82,7 +85,10 @@ class EngineLoop:
                     started_s = self._clock.monotonic()
                     deltas = self._engine.step()
                     self._last_progress_s = self._clock.monotonic()
-                    on_deltas(deltas, self._engine.stats(), self._last_progress_s - started_s)
+                    step_s = self._last_progress_s - started_s
+                    on_deltas(deltas, self._engine.stats(), step_s)
+                    if any("first_token" in delta.events for delta in deltas):
+                        self._let_go(step_s * PAUSE_SHARE)
         except BaseException as error:  # the top of the thread: nobody else would hear of it
             try:
                 log.exception("engine.crashed")
@@ -98,6 +104,12 @@ class EngineLoop:
                 self._wake.wait()
             self._busy = True
             return not self._stopping
+
+    def _let_go(self, seconds: float) -> None:
+        """Leave interpreter and core to whoever sends a first token on its way; the next step would take both."""
+        with self._wake:
+            if not self._commands:
+                self._wake.wait(seconds)
 
     def _take_commands(self, on_deltas: OnDeltas) -> None:
         while self._commands:
