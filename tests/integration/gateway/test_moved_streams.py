@@ -27,7 +27,8 @@ async def test_the_history_says_why_a_job_moved_and_which_worker_it_lost(world: 
     await first.take(job_id)
     await first.release_tokens(job_id, 4)
     await stream.tokens(4)
-    await first.kill()
+    # Its connections break without a word.
+    await first.server.stop(0)
     await second.take(job_id)
     request = jobs_pb2.ListJobEventsRequest(id=str(job_id))
     answer = await client.jobs.ListJobEvents(request, metadata=client.metadata)
@@ -77,13 +78,12 @@ async def test_a_gateway_that_came_later_says_nothing_of_the_first_token(world: 
 
 
 async def test_losses_are_all_losses_wherever_they_are_shown(world: World) -> None:
-    gateway = await world.gateway()
+    gateway, workers = await world.gateway(), [await world.worker() for _ in range(2)]
     client = world.client(gateway)
     stream = client.generate()
     job_id = await stream.accepted()
-    for num_losses in (1, 2):
+    for num_losses, worker in enumerate(workers, start=1):
         # Each time with progress, so that none counts towards giving the job up.
-        worker = await world.worker()
         await worker.take(job_id)
         await worker.release_tokens(job_id, 1)
         await stream.tokens(num_losses)
