@@ -63,10 +63,14 @@ class DataDir:
             while not above.exists() and above != above.parent:
                 above = above.parent
             Path(tempfile.mkdtemp(prefix=".octavo-probe-", dir=above)).rmdir()
+        except NotADirectoryError:
+            return f"the data directory {self.root} cannot be used: {above} is not a folder"
         except OSError as error:
-            what = "written" if above == self.root else "made"
-            why = "is not a folder" if isinstance(error, NotADirectoryError) else f"is refused ({error.strerror})"
-            return f"the data directory {self.root} cannot be {what}: {above} {why}"
+            if above == self.root:
+                return f"the data directory {self.root} cannot be written: {error.strerror}"
+            return (
+                f"the data directory {self.root} cannot be made: nothing can be written into {above} ({error.strerror})"
+            )
         return ""
 
     def make(self) -> None:

@@ -65,6 +65,7 @@ def up(
     if state.is_up(context.data_dir):
         given = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
         return _already_up(context, options, given, wait=wait, timeout_s=timeout_s)
+    context.data_dir.make()
     say(f"starting the platform of {context.data_dir.root}")
     if not detach:
         return _run_here(context, options)
@@ -155,7 +156,6 @@ def _run_here(context: Context, options: UpOptions) -> int:
     from octavo_common.clock import SystemClock
     from octavo_common.telemetry.logs import configure
 
-    context.data_dir.make()
     lock = state.UpLock(context.data_dir)
     if not lock.take():
         raise FailedPrecondition("another supervisor has just started", hint=f"`{context.line('status')}` shows it")

@@ -51,10 +51,9 @@ NEEDING = [("up",), ("up", "--detach", "--wait"), ("keys", "init"), ("models", "
 def test_a_folder_that_cannot_be_made_is_one_line_and_no_fault_of_ours(run, unusable, case, words) -> None:
     root = unusable[case]
     code, out, err = run("--data-dir", str(root), *words)
-    last = err.strip().splitlines()[-1]
+    (line,) = err.strip().splitlines()
     assert (code, out) == (1, "")
-    assert last.startswith(f"error: the data directory {root} cannot be ") and "--data-dir" in last
-    assert "a fault of octavo" not in err and "Traceback" not in err
+    assert line.startswith(f"error: the data directory {root} cannot be ") and "--data-dir" in line
 
 
 @pytest.mark.parametrize("case", CASES)
