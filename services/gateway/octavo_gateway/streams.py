@@ -27,7 +27,8 @@ from octavo_gateway.workers import WorkerPool
 
 log = structlog.get_logger(__name__)
 
-POLL_S = 1.0
+# How often rows are read that nobody has told of; with nothing to follow there are none.
+POLL_S, IDLE_POLL_S = 1.0, 30.0
 # A stream that was accepted and is never read belongs to a client that has gone.
 UNREAD_S = 5.0
 DETACH_GRACE_S = 30.0
@@ -50,6 +51,10 @@ class Waiter(Protocol):
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait for a notification, or until the time is over."""
+        ...
+
+    def wake(self) -> None:
+        """End the wait as a notification would."""
         ...
 
 
@@ -110,6 +115,8 @@ class StreamHub:
         self._grace_s = grace_s
         self._followed: dict[UUID, list[_Followed]] = {}
         self._readers: dict[int, _Reader] = {}
+        # While it runs.
+        self._listener: Waiter | None = None
         # How often it was told to read rows, or did so unasked.
         self.num_wakes = 0
         self._last_reader = 0
@@ -267,6 +274,9 @@ class StreamHub:
         # Its own context: what the call that begins it knows (deadline, spans) ends before it does.
         task = asyncio.get_running_loop().create_task(relay.run(), context=Context(), name=f"relay {job.id}")
         followed = _Followed(relay=relay, task=task, tenant=job.tenant)
+        if not self._followed and self._listener is not None:
+            # Its wait is a long one; the first poll is due as if it were not.
+            asyncio.get_running_loop().call_later(POLL_S, self._listener.wake)
         self._followed.setdefault(job.id, []).append(followed)
         task.add_done_callback(lambda _: None if followed.readers else self._drop(followed))
         return followed
@@ -290,8 +300,9 @@ class StreamHub:
 
     async def run(self, listener: Waiter) -> None:
         """Keep all relays informed, for ever."""
+        self._listener = listener
         while True:
-            await listener.wait(POLL_S)
+            await listener.wait(POLL_S if self._followed else IDLE_POLL_S)
             self.num_wakes += 1
             if self._followed:
                 await self.look()

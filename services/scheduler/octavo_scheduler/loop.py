@@ -110,8 +110,12 @@ class PlacementLoop:
                 if due is None:
                     raise Unavailable("the lead was lost")
                 self._contact.good()
-            while await self._place():
-                pass
+            if notified or due is None or due.queued:
+                while await self._place():
+                    pass
+            else:
+                self.figures.num_queued = 0
+                await self._look_at_workers()
             if due is not None:
                 await self._upkeep(due)
                 self._next_upkeep = self._clock.monotonic() + self._settings.poll_s

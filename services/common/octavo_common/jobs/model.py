@@ -333,6 +333,8 @@ class ApiKey:
 class Due:
     """What there is to do for the scheduler that leads, apart from placing."""
 
+    # There are queued jobs.
+    queued: bool
     # Queued jobs whose deadline has passed.
     late: bool
     # Jobs whose lease is over, and whose stream nobody alive owns.

@@ -29,6 +29,7 @@ _LATE = text(
 )
 # Columns of a Due: nearly always there is nothing to do, and one statement says so.
 DUE_COLUMNS = f"""
+    exists (select from jobs where state = 'queued') as queued,
     exists (select from jobs j where {_IS_LATE}) as late,
     exists (select from jobs j where {_IS_LEASE_OVER}) as lost,
     extract(epoch from now() - pg_postmaster_start_time())::float8 as server_age_s

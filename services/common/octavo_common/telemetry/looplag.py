@@ -9,11 +9,11 @@ from octavo_common.telemetry import names
 from octavo_common.telemetry.instruments import Instruments
 
 # An idle process wakes for it.
-INTERVAL_S = 1.0
+INTERVAL_S = 5.0
 
 
 async def measure_loop_lag(instruments: Instruments, clock: Clock) -> None:
-    """Record the lag and count the tasks once a second until cancelled. Once per process."""
+    """Record the lag and count the tasks every few seconds until cancelled. Once per process."""
     # Counted in the loop: the gauge may be read on another thread.
     num_tasks = 0
     instruments.observe(names.EVENT_LOOP_TASKS, lambda: [(num_tasks, {})])
