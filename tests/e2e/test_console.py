@@ -55,7 +55,7 @@ def _page(name: str) -> AppTest:
     def script(name: str) -> None:
         import importlib
 
-        importlib.import_module(f"octavo_ui.pages.{name}").page()
+        importlib.import_module(f"octavo_ui.views.{name}").page()
 
     return AppTest.from_function(script, args=(name,), default_timeout=60)
 

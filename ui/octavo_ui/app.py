@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from octavo_ui.pages import jobs, prompt, workers
+from octavo_ui.views import jobs, prompt, workers
 
 
 def main() -> None:

@@ -73,33 +73,34 @@ def test_the_console_serves_its_page(console: subprocess.Popen[bytes], port: int
     assert answer is not None and answer[0] == 200 and b"<title>" in answer[1]
 
 
-def _visit(port: int, path: str) -> tuple[bool, str]:
-    """As a browser that opens a path: whether there was no page, and the path of the page that is shown at last."""
+def _visit(port: int, path: str) -> tuple[bool, str, str]:
+    """As a browser that opens a path: whether there was no such page, and path and title of what is shown at last."""
     from streamlit.proto.BackMsg_pb2 import BackMsg
     from streamlit.proto.ClientState_pb2 import ClientState
     from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
     from websockets.sync.client import connect
 
-    url, missing, paths = f"ws://127.0.0.1:{port}/_stcore/stream", False, [""]
+    url, missing, shown, title = f"ws://127.0.0.1:{port}/_stcore/stream", False, "", ""
     with connect(url, subprotocols=["streamlit"], proxy=None, max_size=None) as socket:  # pyright: ignore[reportArgumentType] - a plain str
         socket.send(BackMsg(rerun_script=ClientState(page_name=path)).SerializeToString())
         while True:
             message = ForwardMsg.FromString(socket.recv(timeout=30))  # pyright: ignore[reportArgumentType] - always bytes
             missing |= message.HasField("page_not_found")
             if message.HasField("navigation"):
-                shown = message.navigation.page_script_hash
-                paths += [page.url_pathname for page in message.navigation.app_pages if page.page_script_hash == shown]
-            # The page at / ends early, to be followed by another.
-            if message.HasField("script_finished") and paths[-1]:
-                return missing, paths[-1]
+                pages = {page.page_script_hash: page.url_pathname for page in message.navigation.app_pages}
+                shown = pages[message.navigation.page_script_hash]
+            title = message.delta.new_element.heading.body or title
+            # The page at / ends without a title, to be followed by another.
+            if message.HasField("script_finished") and title:
+                return missing, shown, title
 
 
 @pytest.mark.parametrize(
     ("path", "shown"), [("", "prompt"), ("prompt", "prompt"), ("jobs", "jobs"), ("workers", "workers")]
 )
 @pytest.mark.usefixtures("console")
-def test_every_page_has_a_path_of_its_own(port: int, path: str, shown: str) -> None:
-    assert _visit(port, path) == (False, shown)
+def test_every_page_has_a_path_of_its_own_also_for_who_opens_it_first(port: int, path: str, shown: str) -> None:
+    assert _visit(port, path) == (False, shown, shown.capitalize())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

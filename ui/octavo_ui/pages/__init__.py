@@ -1,1 +1,0 @@
-"""One page per file; each has one function that draws it."""
