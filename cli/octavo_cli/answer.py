@@ -88,4 +88,5 @@ class Answer:
                 job = f" for job {self._stream.job_id}" if self._stream.job_id else ""
                 if self._last and not self._last.endswith("\n") and sys.stdout.isatty():
                     err.print()
+                    self._last = "\n"
                 say(f"the platform does not answer; waiting up to {self._patience_s:.0f} s{job}")

@@ -52,7 +52,7 @@ def _of_transport(error: octavo.OctavoError, context: Context) -> Exception:
             f"{_platform(context)} does not answer",
             hint=f"`{context.line('status')}` says whether it runs, `{context.line('up')}` starts it",
         )
-    if error.message == "Deadline Exceeded":
+    if "Deadline Exceeded" in error.message:
         what = f"job {error.job_id} has not ended" if error.job_id else f"{_platform(context)} did not answer"
         return NotAnswered(f"{what} in the time given", hint="give it more time", code="DEADLINE_EXCEEDED")
     if isinstance(error, _FOREIGN) or type(error) is octavo.OctavoError or error.message.startswith(_FOREIGN_WORDS):

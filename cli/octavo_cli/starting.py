@@ -21,7 +21,7 @@ class StartView:
 
     def __init__(self) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=err, transient=True)
+        self._progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
         self._text = "starting the supervisor"
         self._step = ""
         self._task = self._progress.add_task(self._text, total=None)

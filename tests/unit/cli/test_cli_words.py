@@ -92,7 +92,7 @@ def test_an_address_where_nobody_listens_is_said_without_the_words_of_the_transp
         (octavo_sdk.UnimplementedError("Method not found!"), "does not speak as an Octavo gateway does"),
         (octavo_sdk.PermissionDeniedError("Received http2 header with status: 403"), "does not speak as"),
         (octavo_sdk.DeadlineExceededError("Deadline Exceeded"), "did not answer in the time given"),
-        (octavo_sdk.DeadlineExceededError("Deadline Exceeded", job_id="j-1"), "job j-1 has not ended"),
+        (octavo_sdk.DeadlineExceededError("Stream removed (Deadline Exceeded)", job_id="j-1"), "job j-1 has not ended"),
         (octavo_sdk.UnavailableError("no worker serves it", told=True), "no worker serves it"),
         (octavo_sdk.InternalError("a fault", told=True), "a fault"),
     ],
