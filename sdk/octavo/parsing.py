@@ -66,9 +66,11 @@ def usage(message: common_pb2.Usage) -> Usage:
         num_losses=message.num_losses,
         numerics_changed=message.numerics_changed,
         seed=message.seed,
-        queue_s=seconds(message.queue_time),
-        time_to_first_token_s=seconds(message.time_to_first_token),
-        total_s=seconds(message.total_time),
+        queue_s=seconds(message.queue_time) if message.HasField("queue_time") else None,
+        time_to_first_token_s=(
+            seconds(message.time_to_first_token) if message.HasField("time_to_first_token") else None
+        ),
+        total_s=seconds(message.total_time) if message.HasField("total_time") else None,
     )
 
 

@@ -34,7 +34,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a request used. Times count from its acceptance."""
+    """What a request used. Times count from its acceptance; None: nobody knows, because a process was lost with it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -43,9 +43,9 @@ class Usage:
     num_losses: int = 0
     numerics_changed: bool = False
     seed: int = 0
-    queue_s: float = 0.0
-    time_to_first_token_s: float = 0.0
-    total_s: float = 0.0
+    queue_s: float | None = None
+    time_to_first_token_s: float | None = None
+    total_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,11 +97,12 @@ def _ask() -> str:
 
 def _figures(job_id: str, result: octavo.GenerationResult) -> str:
     usage = result.usage
-    decode_s = usage.total_s - usage.time_to_first_token_s
+    first_s, total_s = usage.time_to_first_token_s, usage.total_s
+    decode_s = 0.0 if first_s is None or total_s is None else total_s - first_s
     rate = (usage.completion_tokens - 1) / decode_s if usage.completion_tokens > 1 and decode_s > 0 else 0.0
     parts = [
         f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
-        f"first after {usage.time_to_first_token_s * 1000:.0f} ms",
+        "" if first_s is None else f"first after {first_s * 1000:.0f} ms",
         f"{rate:.1f} tokens/s" if rate else "",
         f"{usage.cached_tokens} cached" if usage.cached_tokens else "",
         f"moved {times(usage.num_losses)}" if usage.num_losses else "",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo import request
+from octavo import parsing, request
 from octavo.errors import (
     AbortedError,
     CancelledError,
@@ -258,3 +259,10 @@ def test_attaching_to_nothing_is_an_error_that_callers_can_act_on() -> None:
     for token in (-1, 2**31):
         with pytest.raises(InvalidArgumentError):
             StreamMachine(None, policy=POLICY, resumable=True, job_id="job-1", token_ids=[token])
+
+
+def test_a_time_that_nobody_knows_is_none_and_one_of_zero_is_zero():
+    unknown = parsing.usage(common_pb2.Usage(completion_tokens=3))
+    assert (unknown.queue_s, unknown.time_to_first_token_s, unknown.total_s) == (None, None, None)
+    known = parsing.usage(common_pb2.Usage(queue_time=Duration(), total_time=Duration(seconds=1, nanos=500_000_000)))
+    assert (known.queue_s, known.time_to_first_token_s, known.total_s) == (0.0, None, 1.5)
