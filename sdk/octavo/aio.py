@@ -70,7 +70,7 @@ class AsyncJobs:
             try:
                 async for answer in answers:
                     job = call.parse(answer)
-                    patience.progress(clock.monotonic())
+                    patience.progress()
                     if job != last:
                         yield job
                     if job.state.ended:

@@ -141,7 +141,7 @@ class AsyncTokenStream(StreamView):
                 self._call = self._wire.open(step.call, machine.remaining_s(clock.monotonic()))
                 async for answer in self._call:
                     was_known = bool(machine.job_id)
-                    chunk = machine.on_event(step.call.parse(answer), clock.monotonic())
+                    chunk = machine.on_event(step.call.parse(answer))
                     if chunk is not None or not was_known:
                         yield chunk
                 if machine.result is not None:

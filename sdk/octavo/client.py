@@ -69,7 +69,7 @@ class Jobs:
             try:
                 for answer in answers:
                     job = call.parse(answer)
-                    patience.progress(clock.monotonic())
+                    patience.progress()
                     if job != last:
                         yield job
                     if job.state.ended:

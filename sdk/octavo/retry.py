@@ -47,18 +47,22 @@ class Patience:
     """Counts the failures of one long read (a stream, a watch) since it last got on, and says when to try again.
 
     Mutable; one per read. Before the first progress only ``max_attempts`` count: nothing is at stake yet, and a
-    platform that is not there should be reported soon. After it, ``stream_patience_s`` counts: there is a job.
+    platform that is not there should be reported soon. After it there is a job, and ``stream_patience_s`` counts,
+    from the first failure since it got on: a job may wait long before it says something, on a connection that is whole.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self._num_failures = 0
-        self._progress_s: float | None = None
+        self._has_begun = False
+        # Of the first failure since it got on.
+        self._failed_s: float | None = None
 
-    def progress(self, now_s: float) -> None:
+    def progress(self) -> None:
         """Something new arrived."""
         self._num_failures = 0
-        self._progress_s = now_s
+        self._has_begun = True
+        self._failed_s = None
 
     def delay_s(self, error: OctavoError, *, now_s: float, jitter: float) -> float:
         """Delay before the next try; raises ``error`` when it is time to give up.
@@ -66,11 +70,13 @@ class Patience:
         The first try after progress is at once: another gateway may answer, or this one on a new connection.
         """
         self._num_failures += 1
-        if self._progress_s is None:
+        if not self._has_begun:
             if self._num_failures >= self._policy.max_attempts:
                 raise error
             return self._policy.backoff_s(self._num_failures, jitter)
-        if now_s - self._progress_s > self._policy.stream_patience_s:
+        if self._failed_s is None:
+            self._failed_s = now_s
+        if now_s - self._failed_s > self._policy.stream_patience_s:
             raise error
         return 0.0 if self._num_failures == 1 else self._policy.backoff_s(self._num_failures - 1, jitter)
 

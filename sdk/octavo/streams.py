@@ -88,14 +88,14 @@ class StreamMachine:
         if self._request is not None and self._request.HasField("timeout"):
             self._deadline_s = now_s + parsing.seconds(self._request.timeout) + DEADLINE_GRACE_S
         if self._request is None:
-            self._patience.progress(now_s)
+            self._patience.progress()
         return Open(call=self._call(), delay_s=0.0, move=False)
 
     def remaining_s(self, now_s: float) -> float | None:
         """Time that the call may take; None if it has no deadline."""
         return None if self._deadline_s is None else max(0.0, self._deadline_s - now_s)
 
-    def on_event(self, event: gateway_pb2.GenerationEvent, now_s: float) -> Chunk | None:
+    def on_event(self, event: gateway_pb2.GenerationEvent) -> Chunk | None:
         """Take an event in; returns what the caller gets of it. ``result`` is set by the last one.
 
         Raises UnavailableError when tokens are missing before it (hand it to ``on_failure``), and AbortedError when it
@@ -104,9 +104,9 @@ class StreamMachine:
         self.lost_since_s = None
         kind = event.WhichOneof("event")
         if kind == "accepted":
-            self._on_accepted(event.accepted, now_s)
+            self._on_accepted(event.accepted)
         elif kind == "tokens":
-            return self._on_tokens(parsing.chunk(event.tokens), now_s)
+            return self._on_tokens(parsing.chunk(event.tokens))
         elif kind == "finished":
             self.ended = True
             self.result = GenerationResult(
@@ -117,16 +117,16 @@ class StreamMachine:
             )
         return None
 
-    def _on_accepted(self, accepted: gateway_pb2.Accepted, now_s: float) -> None:
+    def _on_accepted(self, accepted: gateway_pb2.Accepted) -> None:
         if self.job_id and accepted.job_id != self.job_id:
             raise AbortedError(f"the stream went on as another job, {accepted.job_id}", job_id=self.job_id)
         if not self.job_id:
             self.job_id = accepted.job_id
-            self._patience.progress(now_s)
+            self._patience.progress()
         self.model = accepted.model or self.model
         self.num_prompt_tokens = accepted.num_prompt_tokens or self.num_prompt_tokens
 
-    def _on_tokens(self, chunk: Chunk, now_s: float) -> Chunk | None:
+    def _on_tokens(self, chunk: Chunk) -> Chunk | None:
         # Received so far: [0, have). The chunk: [first, end).
         have, first, end = len(self.token_ids), chunk.first_token, chunk.first_token + len(chunk.token_ids)
         if first > have:
@@ -148,7 +148,7 @@ class StreamMachine:
         self.token_ids.extend(chunk.token_ids)
         if chunk.text:
             self._texts.append(chunk.text)
-        self._patience.progress(now_s)
+        self._patience.progress()
         return chunk
 
     def _is_second_echo(self, chunk: Chunk) -> bool:

@@ -49,10 +49,10 @@ def _finished() -> gateway_pb2.GenerationEvent:
 def test_an_undisturbed_stream_delivers_everything_and_ends_with_a_result() -> None:
     machine = _machine()
     assert machine.start(0.0).call.path.endswith("/Generate")
-    assert machine.on_event(_accepted(), 0.0) is None
-    chunk = machine.on_event(_tokens(0, [5, 6]), 0.1)
+    assert machine.on_event(_accepted()) is None
+    chunk = machine.on_event(_tokens(0, [5, 6]))
     assert chunk is not None and chunk.token_ids == (5, 6)
-    machine.on_event(_finished(), 0.2)
+    machine.on_event(_finished())
     assert machine.ended and machine.result is not None
     assert (machine.result.text, machine.result.token_ids) == ("<5><6>", (5, 6))
     assert machine.result.usage.seed == 7
@@ -76,8 +76,8 @@ def test_a_break_before_accepted_is_final_without_an_idempotency_key() -> None:
 def test_a_break_after_tokens_resumes_at_once_with_the_job_and_the_ids() -> None:
     machine = _machine()
     machine.start(0.0)
-    machine.on_event(_accepted(), 0.0)
-    machine.on_event(_tokens(0, [5, 6]), 0.1)
+    machine.on_event(_accepted())
+    machine.on_event(_tokens(0, [5, 6]))
     step = machine.on_failure(UnavailableError("gone"), now_s=0.2, jitter=0.0)
     assert (step.delay_s, step.move) == (0.0, True)
     message = step.call.request
@@ -90,33 +90,41 @@ def test_a_stream_knows_since_when_it_has_no_contact() -> None:
     machine = _machine()
     machine.start(0.0)
     assert machine.lost_since_s is None
-    machine.on_event(_accepted(), 1.0)
+    machine.on_event(_accepted())
     machine.on_failure(UnavailableError("gone"), now_s=2.0, jitter=0.0)
     machine.on_failure(UnavailableError("gone"), now_s=3.0, jitter=0.0)
     assert machine.lost_since_s == 2.0
-    machine.on_event(_accepted(), 4.0)
+    machine.on_event(_accepted())
     assert machine.lost_since_s is None
 
 
 def test_patience_ends_a_stream_that_makes_no_progress_and_progress_renews_it() -> None:
     machine = _machine()
     machine.start(0.0)
-    machine.on_event(_accepted(), 0.0)
+    machine.on_event(_accepted())
     for now in (1.0, 5.0, 9.9):
         machine.on_failure(UnavailableError("gone"), now_s=now, jitter=0.0)
-        machine.on_event(_accepted(), now)  # being accepted again is no progress
+        machine.on_event(_accepted())  # being accepted again is no progress
     with pytest.raises(UnavailableError) as caught:
-        machine.on_failure(UnavailableError("gone"), now_s=10.1, jitter=0.0)
+        machine.on_failure(UnavailableError("gone"), now_s=11.1, jitter=0.0)
     assert caught.value.job_id == "job-1" and machine.ended
-    machine.on_event(_tokens(0, [1]), 11.0)
+    machine.on_event(_tokens(0, [1]))
     assert machine.on_failure(UnavailableError("gone"), now_s=20.0, jitter=0.0).delay_s == 0.0
+
+
+def test_a_job_that_waits_longer_than_the_patience_survives_its_first_broken_connection() -> None:
+    machine = _machine()
+    machine.start(0.0)
+    machine.on_event(_accepted())
+    assert machine.on_failure(UnavailableError("gone"), now_s=500.0, jitter=0.0).delay_s == 0.0
+    assert machine.on_failure(UnavailableError("gone"), now_s=510.0, jitter=0.0).delay_s > 0.0
 
 
 @pytest.mark.parametrize("error", [InvalidArgumentError("no"), CancelledError("job", told=True), AbortedError("x")])
 def test_what_the_platform_says_is_final(error: OctavoError) -> None:
     machine = _machine()
     machine.start(0.0)
-    machine.on_event(_accepted(), 0.0)
+    machine.on_event(_accepted())
     with pytest.raises(type(error)):
         machine.on_failure(error, now_s=0.1, jitter=0.0)
 
@@ -124,12 +132,12 @@ def test_what_the_platform_says_is_final(error: OctavoError) -> None:
 def test_a_gap_is_read_again_and_a_contradiction_ends_the_stream() -> None:
     machine = _machine()
     machine.start(0.0)
-    machine.on_event(_accepted(), 0.0)
-    machine.on_event(_tokens(0, [5, 6]), 0.0)
+    machine.on_event(_accepted())
+    machine.on_event(_tokens(0, [5, 6]))
     with pytest.raises(UnavailableError):
-        machine.on_event(_tokens(3, [8]), 0.0)
+        machine.on_event(_tokens(3, [8]))
     with pytest.raises(AbortedError) as caught:
-        machine.on_event(_tokens(1, [9]), 0.0)
+        machine.on_event(_tokens(1, [9]))
     assert caught.value.code == "STREAM_DIVERGED"
     assert machine.token_ids == [5, 6]
 
@@ -137,17 +145,17 @@ def test_a_gap_is_read_again_and_a_contradiction_ends_the_stream() -> None:
 def test_a_stream_never_goes_on_as_another_job() -> None:
     machine = _machine()
     machine.start(0.0)
-    machine.on_event(_accepted("job-1"), 0.0)
+    machine.on_event(_accepted("job-1"))
     with pytest.raises(AbortedError):
-        machine.on_event(_accepted("job-2"), 0.0)
+        machine.on_event(_accepted("job-2"))
 
 
 def test_a_broken_stream_does_not_outlive_its_deadline() -> None:
     machine = _machine(timeout_s=5.0)
     machine.start(100.0)
     assert machine.remaining_s(101.0) == pytest.approx(14.0)
-    machine.on_event(_accepted(), 100.0)
-    machine.on_event(_tokens(0, [1]), 114.0)
+    machine.on_event(_accepted())
+    machine.on_event(_tokens(0, [1]))
     with pytest.raises(DeadlineExceededError):
         machine.on_failure(UnavailableError("gone"), now_s=115.5, jitter=0.0)
 
@@ -156,18 +164,18 @@ def test_the_echoed_prompt_is_delivered_once() -> None:
     machine = _machine(echo=True)
     machine.start(0.0)
     for _ in range(2):
-        machine.on_event(_accepted(), 0.0)
-        machine.on_event(_tokens(0, [], "hello"), 0.0)
-    machine.on_event(_tokens(0, [1]), 0.0)
+        machine.on_event(_accepted())
+        machine.on_event(_tokens(0, [], "hello"))
+    machine.on_event(_tokens(0, [1]))
     assert machine.text == "hello<1>"
 
 
 def test_text_without_tokens_at_the_end_is_kept() -> None:
     machine = _machine(echo=True)
     machine.start(0.0)
-    machine.on_event(_accepted(), 0.0)
-    machine.on_event(_tokens(0, [1], ""), 0.0)
-    chunk = machine.on_event(_tokens(1, [], "\ufffd"), 0.0)
+    machine.on_event(_accepted())
+    machine.on_event(_tokens(0, [1], ""))
+    chunk = machine.on_event(_tokens(1, [], "\ufffd"))
     assert chunk is not None and machine.text == "\ufffd"
 
 
@@ -177,7 +185,7 @@ def test_a_stream_left_before_accepted_can_find_its_job_only_by_its_key() -> Non
     machine.start(0.0)
     found = machine.find_job()
     assert found is not None and found.safety is Safety.KEYED
-    machine.on_event(_accepted(), 0.0)
+    machine.on_event(_accepted())
     assert machine.find_job() is None
 
 
@@ -187,12 +195,12 @@ def test_no_token_is_lost_or_repeated_whatever_arrives(data: st.DataObject) -> N
     job = [data.draw(st.integers(0, 3)) for _ in range(data.draw(st.integers(0, 12)))]
     machine, got, texts = _machine(), [], []
     machine.start(0.0)
-    machine.on_event(_accepted(), 0.0)
+    machine.on_event(_accepted())
     for _ in range(data.draw(st.integers(0, 30))):
         first = data.draw(st.integers(0, len(job)))
         last = data.draw(st.integers(first, len(job)))
         try:
-            chunk = machine.on_event(_tokens(first, job[first:last]), 0.0)
+            chunk = machine.on_event(_tokens(first, job[first:last]))
         except UnavailableError as error:
             step = machine.on_failure(error, now_s=0.0, jitter=0.5)
             assert list(step.call.request.token_ids) == got  # type: ignore[attr-defined]
@@ -201,8 +209,8 @@ def test_no_token_is_lost_or_repeated_whatever_arrives(data: st.DataObject) -> N
             got += chunk.token_ids
             texts.append(chunk.text)
         assert got == job[: len(got)] == machine.token_ids
-    machine.on_event(_tokens(len(got), job[len(got) :]), 0.0)
-    machine.on_event(_finished(), 0.0)
+    machine.on_event(_tokens(len(got), job[len(got) :]))
+    machine.on_event(_finished())
     assert machine.result is not None
     assert list(machine.result.token_ids) == job
     assert machine.result.text == "".join(f"<{i}>" for i in job)
