@@ -6,8 +6,6 @@ logs/postgres.log its words. The server outlives the process that started it; th
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import secrets
 import shutil
@@ -15,30 +13,25 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import psycopg
 import structlog
 
 from octavo_common.clock import Clock, SystemClock
 from octavo_common.db.pgbinaries import Runner, find_runner
+from octavo_common.db.pgfiles import DATABASE, HOST, USER, ServerFiles, ServerState, is_alive
 from octavo_common.errors import Unavailable
 from octavo_common.space import no_space, require, says_full
 
 log = structlog.get_logger(__name__)
 
-HOST = "127.0.0.1"
-DATABASE = "octavo"
-_USER = "postgres"
 # Crash recovery of a busy cluster takes a while.
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
 _PAUSE_S = 0.02
-_MAX_LOG_BYTES = 10 * 2**20
 # A new cluster with its first log segments, and the binaries where root must copy them.
 _NEW_BYTES = 100 * 10**6
 _TAIL_CHARS = 500
@@ -61,47 +54,33 @@ _OPTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """What pg.json holds."""
-
-    port: int
-    password: str
-    pid: int | None = None
-
-    def dsn(self, database: str = DATABASE) -> str:
-        return f"postgresql://{_USER}:{self.password}@{HOST}:{self.port}/{database}"
-
-
 class EmbeddedPostgres:
     """The server of one data directory. Several processes may hold such an object; the file lock keeps order."""
 
     def __init__(self, data_dir: Path, *, bin_dir: Path | None = None, clock: Clock | None = None) -> None:
-        self._data_dir = Path(data_dir).resolve()
-        self._pgdata = self._data_dir / "pg"
-        self._state_file = self._data_dir / "pg.json"
+        self._files = ServerFiles(Path(data_dir).resolve())
         self._bin_dir = bin_dir
         self._clock = clock or SystemClock()
 
     @property
     def needed_bytes(self) -> int:
         """Room that the first start takes; 0 when there is a cluster."""
-        return 0 if (self._pgdata / "PG_VERSION").exists() else _NEW_BYTES
+        return 0 if self._files.has_cluster else _NEW_BYTES
 
     def start(self) -> str:
         """Start the server, or adopt the one that runs, and return its DSN. Raises Unavailable or NoSpace."""
-        self._data_dir.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            state = self._read_state()
+        self._files.data_dir.mkdir(parents=True, exist_ok=True)
+        with self._files.locked():
+            state = self._files.read_state()
             adopted = None if state is None else self._adopt(state)
             if adopted is not None:
                 return adopted.dsn()
-            require(self._data_dir, self.needed_bytes, _WHAT)
-            runner = find_runner(self._data_dir, bin_dir=self._bin_dir)
-            if state is None or not (self._pgdata / "PG_VERSION").exists():
+            require(self._files.data_dir, self.needed_bytes, _WHAT)
+            runner = find_runner(self._files.data_dir, bin_dir=self._bin_dir)
+            if state is None or not self._files.has_cluster:
                 state = self._create(runner)
             self._check_version(runner)
-            runner.give(self._pgdata)
+            runner.give(self._files.pgdata)
             state = self._launch(runner, state)
             self._make_database(state)
             log.info("postgres.started", port=state.port, pid=state.pid)
@@ -109,8 +88,8 @@ class EmbeddedPostgres:
 
     def stop(self) -> None:
         """Stop the server in good order (open transactions are rolled back), whoever started it."""
-        with self._locked():
-            pid = self._running_pid()
+        with self._files.locked():
+            pid = self._files.running_pid()
             if pid is None:
                 return
             for how in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
@@ -118,37 +97,37 @@ class EmbeddedPostgres:
                     os.kill(pid, how)
                 if self._await_end(pid):
                     break
-            state = self._read_state()
+            state = self._files.read_state()
             if state is not None:
-                self._write_state(replace(state, pid=None))
+                self._files.write_state(replace(state, pid=None))
             log.info("postgres.stopped", pid=pid)
 
     @property
     def is_running(self) -> bool:
         """Whether the server's process lives; it may still be starting."""
-        return self._running_pid() is not None
+        return self._files.running_pid() is not None
 
     @property
     def dsn(self) -> str | None:
         """Where the server is or was last; None before the first start."""
-        state = self._read_state()
+        state = self._files.read_state()
         return None if state is None else state.dsn()
 
     # --- the cluster
 
-    def _create(self, runner: Runner) -> _State:
+    def _create(self, runner: Runner) -> ServerState:
         """Make the cluster. Under another name until it is complete: an interrupted one is made anew."""
-        if self._pgdata.exists() and any(self._pgdata.iterdir()):
+        if self._files.pgdata.exists() and any(self._files.pgdata.iterdir()):
             raise Unavailable(
-                f"{self._pgdata} holds a cluster whose address file {self._state_file} is missing",
+                f"{self._files.pgdata} holds a cluster whose address file {self._files.state_file} is missing",
                 hint="restore the file, or move the folder away to begin anew",
             )
-        fresh = self._data_dir / "pg.new"
+        fresh = self._files.data_dir / "pg.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
         runner.give(fresh)
         password = secrets.token_urlsafe(24)
-        password_file = self._data_dir / "pg.password"
+        password_file = self._files.data_dir / "pg.password"
         try:
             password_file.touch(mode=0o600)
             password_file.write_text(password)
@@ -156,61 +135,61 @@ class EmbeddedPostgres:
             self._initdb(runner, fresh, password_file)
         finally:
             password_file.unlink(missing_ok=True)
-        state = _State(port=_free_port(), password=password)
-        self._write_state(state)
-        if self._pgdata.exists():
-            self._pgdata.rmdir()
-        fresh.rename(self._pgdata)
+        state = ServerState(port=_free_port(), password=password)
+        self._files.write_state(state)
+        if self._files.pgdata.exists():
+            self._files.pgdata.rmdir()
+        fresh.rename(self._files.pgdata)
         return state
 
     def _initdb(self, runner: Runner, pgdata: Path, password_file: Path) -> None:
         options = ("-A", "scram-sha-256", "--pwfile", str(password_file), "-E", "UTF8", "--locale=C", "--no-sync")
         process = runner.popen(
-            "initdb", "-D", str(pgdata), "-U", _USER, *options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            "initdb", "-D", str(pgdata), "-U", USER, *options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         output, _ = process.communicate(timeout=_START_TIMEOUT_S)
         if process.returncode:
             words = output.decode(errors="replace")
             if says_full(words):
-                raise no_space(self._data_dir, self.needed_bytes, _WHAT)
+                raise no_space(self._files.data_dir, self.needed_bytes, _WHAT)
             raise Unavailable(f"initdb failed: {_last_lines(words)}")
 
     def _check_version(self, runner: Runner) -> None:
-        has, runs = int((self._pgdata / "PG_VERSION").read_text()), runner.version()
+        has, runs = int((self._files.pgdata / "PG_VERSION").read_text()), runner.version()
         if has != runs:
             raise Unavailable(
-                f"the cluster in {self._pgdata} is of PostgreSQL {has}, and the binaries are of {runs}",
+                f"the cluster in {self._files.pgdata} is of PostgreSQL {has}, and the binaries are of {runs}",
                 hint=f"dump it with binaries of {has} and restore it, or set OCTAVO_DATABASE_URL",
             )
 
     # --- the process
 
-    def _adopt(self, state: _State) -> _State | None:
+    def _adopt(self, state: ServerState) -> ServerState | None:
         """Take the server that runs; None when there is none, or it is about to end."""
-        pid = self._running_pid()
+        pid = self._files.running_pid()
         if pid is None:
             return None
-        adopted = replace(state, port=self._running_port() or state.port, pid=pid)
+        adopted = replace(state, port=self._files.running_port() or state.port, pid=pid)
         try:
             self._await_ready(adopted)
         except Unavailable:
-            if _is_alive(pid):
+            if is_alive(pid):
                 raise
             return None
-        self._write_state(adopted)
+        self._files.write_state(adopted)
         return adopted
 
-    def _launch(self, runner: Runner, state: _State) -> _State:
+    def _launch(self, runner: Runner, state: ServerState) -> ServerState:
         """Start the server on its old port if that is free, else on another."""
         deadline = self._clock.monotonic() + _START_TIMEOUT_S
-        self._forget_stale_pid()
+        self._files.forget_stale_pid()
         port = state.port if _is_free(state.port) else _free_port()
         while True:
-            mark = self._log_size()
-            with self._open_log() as stderr:
+            mark = self._files.log_size()
+            with self._files.open_log() as stderr:
                 options = [word for name, value in _OPTIONS.items() for word in ("-c", f"{name}={value}")]
                 process = runner.popen(
-                    "postgres", "-D", str(self._pgdata), "-h", HOST, "-p", str(port), *options, stderr=stderr
+                    "postgres", "-D", str(self._files.pgdata), "-h", HOST, "-p", str(port), *options, stderr=stderr
                 )
             # Somebody must wait for a child's end, or it stays a zombie; the server may outlive this object.
             threading.Thread(target=process.wait, name="octavo-postgres", daemon=True).start()
@@ -218,114 +197,50 @@ class EmbeddedPostgres:
             try:
                 self._await_ready(started)
             except Unavailable as error:
-                words = self._log_since(mark)
-                if _is_alive(process.pid) or self._clock.monotonic() > deadline:
+                words = self._files.log_since(mark)
+                if is_alive(process.pid) or self._clock.monotonic() > deadline:
                     raise
                 if "in use" in words and "shared memory" not in words:
                     port = _free_port()
                 elif "shared memory" not in words:
                     # Leftover children of a killed server keep its memory for a moment; anything else is final.
                     if says_full(words):
-                        raise no_space(self._data_dir, self.needed_bytes, _WHAT) from error
+                        raise no_space(self._files.data_dir, self.needed_bytes, _WHAT) from error
                     raise Unavailable(f"Postgres does not start: {_last_lines(words)}") from error
                 _pause()
                 continue
-            self._write_state(started)
+            self._files.write_state(started)
             return started
 
-    def _await_ready(self, state: _State) -> None:
+    def _await_ready(self, state: ServerState) -> None:
         """Wait until the server takes connections and is the one of this data directory."""
         deadline = self._clock.monotonic() + _START_TIMEOUT_S
         while True:
             try:
-                with psycopg.connect(state.dsn(_USER), connect_timeout=2, autocommit=True) as connection:
+                with psycopg.connect(state.dsn(USER), connect_timeout=2, autocommit=True) as connection:
                     row = connection.execute("show data_directory").fetchone()
             except psycopg.OperationalError as error:
-                gone = state.pid is not None and not _is_alive(state.pid)
+                gone = state.pid is not None and not is_alive(state.pid)
                 if gone or self._clock.monotonic() > deadline:
                     raise Unavailable(f"Postgres does not answer: {str(error).strip()}") from error
                 _pause()
                 continue
-            if row is None or Path(row[0]).resolve() != self._pgdata:
+            if row is None or Path(row[0]).resolve() != self._files.pgdata:
                 raise Unavailable(f"another server answers on port {state.port}")
             return
 
-    def _make_database(self, state: _State) -> None:
-        with psycopg.connect(state.dsn(_USER), autocommit=True) as connection:
+    def _make_database(self, state: ServerState) -> None:
+        with psycopg.connect(state.dsn(USER), autocommit=True) as connection:
             if connection.execute("select 1 from pg_database where datname = %s", (DATABASE,)).fetchone() is None:
                 connection.execute(f'create database "{DATABASE}"')
 
     def _await_end(self, pid: int) -> bool:
         deadline = self._clock.monotonic() + _STOP_TIMEOUT_S
         while self._clock.monotonic() < deadline:
-            if not _is_alive(pid):
+            if not is_alive(pid):
                 return True
             _pause()
         return False
-
-    def _pid_file(self) -> list[str]:
-        """Lines of postmaster.pid: pid, folder, start, port, ...; fewer while the server starts."""
-        try:
-            return (self._pgdata / "postmaster.pid").read_text().splitlines()
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def _running_pid(self) -> int | None:
-        lines = self._pid_file()
-        pid = int(lines[0]) if lines and lines[0].strip().isdigit() else None
-        return pid if pid is not None and _is_alive(pid) and _is_postgres(pid) else None
-
-    def _running_port(self) -> int | None:
-        lines = self._pid_file()
-        return int(lines[3]) if len(lines) > 3 and lines[3].strip().isdigit() else None
-
-    def _forget_stale_pid(self) -> None:
-        """Remove the pid file of a dead server: with its pid given to another process Postgres would not start."""
-        if self._pid_file() and self._running_pid() is None:
-            (self._pgdata / "postmaster.pid").unlink(missing_ok=True)
-
-    # --- files
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if not self._data_dir.exists():
-            yield
-            return
-        with (self._data_dir / "pg.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _read_state(self) -> _State | None:
-        try:
-            value = json.loads(self._state_file.read_text())
-            return _State(port=value["port"], password=value["password"], pid=value["pid"])
-        except FileNotFoundError:
-            return None
-
-    def _write_state(self, state: _State) -> None:
-        fresh = self._state_file.with_suffix(".tmp")
-        fresh.unlink(missing_ok=True)
-        fresh.touch(mode=0o600)
-        fresh.write_text(json.dumps({"dsn": state.dsn(), **asdict(state)}))
-        fresh.replace(self._state_file)
-
-    @property
-    def _log_file(self) -> Path:
-        return self._data_dir / "logs" / "postgres.log"
-
-    def _open_log(self) -> IO[bytes]:
-        self._log_file.parent.mkdir(exist_ok=True)
-        if self._log_size() > _MAX_LOG_BYTES:
-            self._log_file.replace(self._log_file.with_suffix(".log.1"))
-        return self._log_file.open("ab")
-
-    def _log_size(self) -> int:
-        return self._log_file.stat().st_size if self._log_file.exists() else 0
-
-    def _log_since(self, mark: int) -> str:
-        with self._log_file.open("rb") as file:
-            file.seek(mark if self._log_size() >= mark else 0)
-            return file.read().decode(errors="replace")
 
 
 def _last_lines(text: str) -> str:
@@ -356,25 +271,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return not Path("/proc/self/stat").exists()
-
-
-def _is_postgres(pid: int) -> bool:
-    """Whether the pid is a Postgres server's; a pid file may outlive its process, and the pid be given again."""
-    try:
-        return "postgres" in Path(f"/proc/{pid}/comm").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return not Path("/proc/self/comm").exists()
