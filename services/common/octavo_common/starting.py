@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Mapping
 
 from octavo_common.errors import OctavoError
 from octavo_common.exits import explain
 from octavo_common.settings import S, load
 from octavo_common.telemetry import logs
+
+
+def keep_objects() -> None:
+    """Take all objects that there are out of the garbage collector's sight: modules and models stay for good.
+
+    A look through them takes 40 to 70 ms, in which no token leaves.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def start(service: str, settings_class: type[S], run: Callable[[S], Awaitable[int]], environ: Mapping[str, str]) -> int:
@@ -24,6 +34,7 @@ def start(service: str, settings_class: type[S], run: Callable[[S], Awaitable[in
 
     try:
         settings = load(settings_class, environ)
+        keep_objects()
         return asyncio.run(main())
     except OctavoError as error:
         return explain(service, error)

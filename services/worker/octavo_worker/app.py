@@ -24,6 +24,7 @@ from octavo_common.jobs.transitions import worker_channel
 from octavo_common.rpc.auth import TokenInterceptor
 from octavo_common.rpc.lifecycle import Lifecycle, advertised, serve
 from octavo_common.rpc.server import RpcServer, make_server
+from octavo_common.starting import keep_objects
 from octavo_common.store import ArtifactStore, Listener, ProcessStore, WorkStore
 from octavo_common.telemetry import setup
 from octavo_common.telemetry.looplag import measure_loop_lag
@@ -88,6 +89,7 @@ def build_served(settings: WorkerSettings) -> Served:
     )
     if reason := why_single_threaded():
         log.warning("kernels.single_threaded", reason=reason)
+    keep_objects()
     return Served(engine=built.engine, card=built.card, bundle=built.bundle, eos_ids=built.eos_ids)
 
 
