@@ -63,6 +63,17 @@ class OctavoError(Exception):
         if status is not None:
             self.status = status
 
+    def fresh(self) -> OctavoError:
+        """The same to be raised again: tracebacks grow on an exception that several raise."""
+        return OctavoError(
+            self.message,
+            hint=self.hint,
+            code=self.code,
+            status=self.status,
+            retry_after_s=self.retry_after_s,
+            param=self.param,
+        )
+
 
 class InvalidArgument(OctavoError):
     """The request can never be served as it is."""

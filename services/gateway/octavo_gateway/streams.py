@@ -189,13 +189,13 @@ class StreamHub:
                 if entries:
                     # A reader that was behind gets all that came meanwhile in one piece.
                     position += len(entries)
-                    yield _joined(entries)
+                    yield TokenPiece.joined(entries)
                 elif isinstance(outcome, Finish):
                     yield outcome
                     return
                 elif outcome is not None:
                     # A fresh one for each reader: tracebacks grow on shared exceptions.
-                    raise _copy(outcome)
+                    raise outcome.fresh()
                 else:
                     await changed.wait()
         finally:
@@ -362,24 +362,3 @@ class StreamHub:
             hint="resume the stream by the job's id, here or at another gateway",
             retry_after_s=0.2,
         )
-
-
-def _joined(entries: Sequence[TokenPiece]) -> TokenPiece:
-    if len(entries) == 1:
-        return entries[0]
-    return TokenPiece(
-        first_token=entries[0].first_token,
-        token_ids=tuple(token for entry in entries for token in entry.token_ids),
-        text="".join(entry.text for entry in entries),
-    )
-
-
-def _copy(error: OctavoError) -> OctavoError:
-    return OctavoError(
-        error.message,
-        hint=error.hint,
-        code=error.code,
-        status=error.status,
-        retry_after_s=error.retry_after_s,
-        param=error.param,
-    )

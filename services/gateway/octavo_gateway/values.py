@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -40,6 +41,17 @@ class TokenPiece:
     first_token: int
     token_ids: tuple[int, ...]
     text: str
+
+    @classmethod
+    def joined(cls, pieces: Sequence[TokenPiece]) -> TokenPiece:
+        """One piece of some that follow each other."""
+        if len(pieces) == 1:
+            return pieces[0]
+        return cls(
+            first_token=pieces[0].first_token,
+            token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+            text="".join(piece.text for piece in pieces),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
