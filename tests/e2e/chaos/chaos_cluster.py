@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import psycopg
+from prometheus_client.parser import text_string_to_metric_families
 from psycopg.rows import dict_row
 
 from octavo_cli.datadir import DataDir
@@ -174,16 +176,36 @@ class Cluster:
     # --- waiting
 
     def wait_ready(self, timeout_s: float = 90.0) -> None:
-        """Wait until as many processes as were asked for live and renew."""
+        """Wait until as many processes as were asked for live and renew, and all workers are given jobs.
+
+        A scheduler sees a worker up to a second after its row; until then everything would go to the others.
+        """
 
         def short() -> str:
             try:
                 have = {role: len(self.processes(role)) for role in self._counts}
             except psycopg.OperationalError as error:
                 return str(error)
-            return "" if have == self._counts else f"{have} of {self._counts}"
+            if have != self._counts:
+                return f"{have} of {self._counts}"
+            usable = max(self._usable_workers(scheduler) for scheduler in self.processes("scheduler"))
+            return "" if usable == self._counts["worker"] else f"{usable:.0f} workers are given jobs"
 
         self.until(short, timeout_s)
+
+    @staticmethod
+    def _usable_workers(scheduler: Process) -> float:
+        """Workers that the scheduler gives jobs, by its own figures; 0 for one that stands by or does not answer."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://{scheduler.metrics_address}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return 0.0
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        workers = families.get("octavo_workers")
+        samples = workers.samples if workers is not None else []
+        return sum(sample.value for sample in samples if sample.labels.get("outcome") == "usable")
 
     def settle(self) -> None:
         """Let timers, last messages and the figures that processes tell about themselves come to rest."""
