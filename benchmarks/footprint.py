@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,25 @@ def cpu(data_dir: Path, seconds: float) -> list[Share]:
         except FileNotFoundError:
             continue
     return sorted((Share(name=n, cpu_percent=100 * s / took) for n, s in spent.items()), key=lambda s: -s.cpu_percent)
+
+
+def wake_penalty(num_wakes: int = 8) -> float:
+    """How much more CPU time a little Python costs after a second of sleep than in a row; 1 on a machine of one's own.
+
+    Tells what an idle platform's figures are worth: where other guests share the caches, nearly all of them is this.
+    """
+
+    def work_s() -> float:
+        before = time.process_time()
+        sum([i * i for i in range(20_000)])
+        return time.process_time() - before
+
+    in_a_row = statistics.median(work_s() for _ in range(50))
+    after_sleep: list[float] = []
+    for _ in range(num_wakes):
+        time.sleep(1.0)
+        after_sleep.append(work_s())
+    return statistics.median(after_sleep) / in_a_row
 
 
 def _cpu_s(pid: int) -> float:

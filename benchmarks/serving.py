@@ -174,6 +174,7 @@ class Bench:
         shares = footprint.cpu(at.data_dir, self.idle_s)
         figures = {f"idle_{share.name}_cpu_percent": share.cpu_percent for share in shares}
         total = sum(figures.values())
+        figures["idle_wake_penalty"] = footprint.wake_penalty()
         return figures, [Check(name="CPU of the idle platform, % of a core", value=total, at_most=3.0)]
 
     def memory(self, at: Platform, name: str = "memory") -> Part:
