@@ -55,7 +55,7 @@ async def start_again(server: EmbeddedPostgres, world: World) -> None:
         "print(EmbeddedPostgres(pathlib.Path(sys.argv[1])).start())"
     )
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, str(server._data_dir), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", code, str(server.data_dir), stdout=asyncio.subprocess.PIPE
     )
     out, _ = await process.communicate()
     assert out.decode().strip().splitlines()[-1] == world.dsn

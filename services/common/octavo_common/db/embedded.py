@@ -63,6 +63,11 @@ class EmbeddedPostgres:
         self._clock = clock or SystemClock()
 
     @property
+    def data_dir(self) -> Path:
+        """The data directory, as an absolute path."""
+        return self._files.data_dir
+
+    @property
     def needed_bytes(self) -> int:
         """Room that the first start takes; 0 when there is a cluster."""
         return 0 if self._files.has_cluster else _NEW_BYTES
