@@ -171,9 +171,9 @@ def usage(record: UsageRecord) -> common_pb2.Usage:
         num_losses=record.num_losses,
         numerics_changed=record.numerics_changed,
         seed=record.seed,
-        queue_time=None if record.queue_s is None else _duration(record.queue_s),
-        time_to_first_token=(None if record.time_to_first_token_s is None else _duration(record.time_to_first_token_s)),
-        total_time=None if record.total_s is None else _duration(record.total_s),
+        queue_time=_duration(record.queue_s),
+        time_to_first_token=_duration(record.time_to_first_token_s),
+        total_time=_duration(record.total_s),
     )
 
 
@@ -284,7 +284,9 @@ def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-def _duration(seconds: float) -> Duration:
+def _duration(seconds: float | None) -> Duration | None:
+    if seconds is None:
+        return None
     duration = Duration()
     duration.FromNanoseconds(round(seconds * 1e9) if math.isfinite(seconds) else 0)
     return duration

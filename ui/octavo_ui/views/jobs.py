@@ -115,8 +115,10 @@ def _used(usage: Usage) -> str:
     """Tokens and times; a time that nobody knows, as after some losses, is left out."""
     counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens, {usage.cached_tokens} from the cache"
     times = [
-        f"queued {usage.queue_s * 1000:.0f} ms" if usage.queue_s else "",
-        f"first token after {usage.time_to_first_token_s * 1000:.0f} ms" if usage.time_to_first_token_s else "",
-        f"all after {usage.total_s:.2f} s" if usage.total_s else "",
+        f"queued {usage.queue_s * 1000:.0f} ms" if usage.queue_s is not None else "",
+        f"first token after {usage.time_to_first_token_s * 1000:.0f} ms"
+        if usage.time_to_first_token_s is not None
+        else "",
+        f"all after {usage.total_s:.2f} s" if usage.total_s is not None else "",
     ]
     return "; ".join(part for part in (counts, ", ".join(filter(None, times))) if part)

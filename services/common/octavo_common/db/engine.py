@@ -47,7 +47,7 @@ class Database:
     @property
     def num_in_use(self) -> int:
         """Connections that somebody has taken and not given back."""
-        return self.engine.pool.checkedout() - len(self._kept)  # type: ignore[attr-defined]
+        return self.engine.pool.checkedout() - len(self._kept)  # type: ignore[attr-defined] - a QueuePool
 
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """A connection in a transaction that is committed at the end of the block."""
