@@ -33,14 +33,19 @@ class Keeper:
         clock: Clock,
         policy: RestartPolicy,
         on_news: Callable[[], None] = lambda: None,
+        has_peer: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``on_news`` is called when the process ends and when it starts."""
+        """``on_news`` is called when the process ends and when it starts.
+
+        ``has_peer`` tells whether another process of the role is ready.
+        """
         self.spec = spec
         self._environ = environ
         self._log_file = log_file
         self._clock = clock
         self._policy = policy
         self._on_news = on_news
+        self._has_peer = has_peer
         self._history = History()
         self._process: subprocess.Popen[bytes] | None = None
         self._started: int | None = None
@@ -117,7 +122,7 @@ class Keeper:
                 log.warning("service.failed", name=self.spec.name, reason=self._reason)
                 return
             self._history = self._history.after_end(uptime_s, self._policy, was_ready=self._is_settled)
-            delay_s = self._history.delay_s(self._policy)
+            delay_s = self._history.delay_s(self._policy, has_peer=self._has_peer())
             self._state = "crashing" if self.is_crashing else "waiting"
             self._reason = f"{_ending(code)}{self._last_words()}; next try in {delay_s:.1f} s"
             log.warning("service.ended", name=self.spec.name, code=code, uptime_s=round(uptime_s, 1))

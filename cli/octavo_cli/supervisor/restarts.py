@@ -16,6 +16,9 @@ class RestartPolicy:
     max_s: float = 5.0
     # A fault outside (a database that is away) may heal, so a crashing process is never given up for good.
     seldom_s: float = 60.0
+    # While another process of the role is ready: that one takes over now, and a start (a worker loads its model)
+    # would take cores and memory bandwidth from it.
+    peer_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +37,9 @@ class History:
         """True when it has ended early so often in a row that someone has to look."""
         return self.num_early >= policy.max_early
 
-    def delay_s(self, policy: RestartPolicy) -> float:
-        """Time to the next start."""
+    def delay_s(self, policy: RestartPolicy, *, has_peer: bool = False) -> float:
+        """Time to the next start. ``has_peer``: another process of the role is ready."""
         if self.is_crashing(policy):
             return policy.seldom_s
-        return min(policy.max_s, policy.base_s * 2 ** max(0, self.num_early - 1))
+        delay_s = min(policy.max_s, policy.base_s * 2 ** max(0, self.num_early - 1))
+        return max(delay_s, policy.peer_s) if has_peer else delay_s

@@ -278,6 +278,9 @@ class Supervisor:
             clock=self._clock,
             policy=RestartPolicy(),
             on_news=self._news.set,
+            has_peer=lambda: any(
+                other.is_ready for other in self._keepers if other.spec != spec and other.spec.role == spec.role
+            ),
         )
 
     def _log_file(self, spec: ServiceSpec) -> Path:

@@ -72,6 +72,14 @@ def test_a_process_that_keeps_ending_early_is_reported_and_tried_only_seldom() -
     assert history.is_crashing(policy) and history.num_restarts == 6
 
 
+def test_a_process_with_a_ready_peer_leaves_it_the_machine_for_a_while() -> None:
+    policy, history = RestartPolicy(), History().after_end(3600.0, RestartPolicy(), was_ready=True)
+    assert history.delay_s(policy, has_peer=True) == policy.peer_s > history.delay_s(policy)
+    for _ in range(policy.max_early):
+        history = history.after_end(0.5, policy, was_ready=True)
+    assert history.delay_s(policy, has_peer=True) == policy.seldom_s
+
+
 def test_a_process_that_did_its_work_for_a_while_starts_with_a_clean_slate() -> None:
     policy, history = RestartPolicy(), History()
     for _ in range(4):
