@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo_worker.engine.types import BlockId, SamplingParams, SeqId, Token
+from octavo_worker.engine.types import BlockId, SamplingParams, SeqId, Token, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,17 @@ class RowPlan:
     # Absolute positions whose logits are needed: empty while known tokens remain, else the last fed one. Nodes of the
     # draft follow from the draft. The token chosen from position p has position p + 1.
     wants: range
-    # Set when the executor does not know the row: the first time, and again after a preemption.
+    # Choices for which a token is drawn from the last wanted position: the row's own, or, where the prompt of a request
+    # with several ends, all of them. Empty where nothing is drawn.
+    draws: tuple[int, ...] = ()
+    # So many of the most likely next tokens are asked for, with log-probabilities (a beam); nothing is drawn then.
+    num_candidates: int = 0
+    # Known tokens that follow the wanted positions, for log-probabilities of the prompt: the first follows wants.start.
+    scored: tuple[Token, ...] = ()
+    # Set when the executor does not know the row: the first time, again after a preemption, and after a fork.
     params: SamplingParams | None = None
+    # With params, if these need it: the tokens [0, start), which the executor may never have been fed.
+    history: tuple[Token, ...] = ()
     # Length of the sequence's prompt, for models whose angles depend on it.
     num_prompt_tokens: int
 
@@ -103,7 +112,14 @@ class RowResult:
     # Accepted nodes of the draft, then one token more; empty when the row wanted nothing.
     tokens: tuple[Token, ...] = ()
     # One a token, from the node that made it; empty when nobody asked.
-    logprobs: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    # Tokens of the other choices in ``draws``, in their order, and what is told of them.
+    siblings: tuple[Token, ...] = ()
+    sibling_logprobs: tuple[TokenLogprobs, ...] = ()
+    # The candidates that were asked for: (token, log-probability), best first.
+    candidates: tuple[tuple[Token, float], ...] = ()
+    # One for each of the row's ``scored`` tokens.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     # The next proposal.
     draft: Draft = NO_DRAFT
     signals: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -46,11 +46,61 @@ class SamplingParams:
     max_tokens: int
     # The model's own end-of-sequence ids are among them unless the caller wants them ignored.
     stop_token_ids: frozenset[Token] = frozenset()
+    # Until so many tokens are out no stop token can be chosen, nor can a grammar end.
+    min_tokens: int = 0
+    # Drops tokens whose probability is below this part of the best one's; 0 keeps all.
+    min_p: float = 0.0
+    # Divides (multiplies, where negative) the logits of tokens that occur in prompt or output; 1 changes nothing.
+    repetition_penalty: float = 1.0
+    # Taken from the logits of tokens that occur in the output: once, and once for each occurrence.
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    # Added to the logits of single tokens, in rising order of ids.
+    logit_bias: tuple[tuple[Token, float], ...] = ()
+    # Sequences of tokens that the output must not contain.
+    bad_words: tuple[tuple[Token, ...], ...] = ()
+    # The only tokens that may be chosen; empty allows all.
+    allowed_token_ids: frozenset[Token] = frozenset()
+    # Names a grammar that the executor's side has compiled; empty constrains nothing.
+    grammar: str = ""
+    # How many of the best alternatives are told beside the chosen token's own; None tells no log-probabilities.
+    num_logprobs: int | None = None
+    # The same for the prompt's tokens. Such a request takes no prefix hits.
+    num_prompt_logprobs: int | None = None
+    # Log-probabilities after penalties, masks, temperature and filters instead of the model's own.
+    processed_logprobs: bool = False
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a token's choice depends on tokens before it other than through the model."""
+        has_penalty = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return has_penalty or bool(self.bad_words) or bool(self.grammar)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamParams:
+    """Beam search: the ``width`` best sequences by sum of log-probabilities / (generated tokens ** length_penalty)."""
+
+    width: int
+    length_penalty: float = 1.0
+    # True ends with ``width`` finished sequences; False goes on while a running one could still win by the usual
+    # estimate; None (Hugging Face's "never") until none can win at all.
+    early_stopping: bool | None = False
+
+
+class TokenLogprobs(NamedTuple):
+    """What is told of one token beside its id."""
+
+    logprob: float
+    # 1 is the most likely token.
+    rank: int
+    # The most likely tokens and theirs, falling.
+    top: tuple[tuple[Token, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One sequence to continue."""
+    """One prompt to continue, by one sequence or several."""
 
     id: RequestId
     prompt: tuple[Token, ...]
@@ -61,6 +111,14 @@ class Request:
     salt: str = ""
     # Larger runs first, where the queue policy looks at it.
     priority: int = 0
+    # Requests of one key share fairly with those of other keys.
+    fair_key: str = ""
+    # When it should be done, on any scale that all requests share; only compared. None is never.
+    due: float | None = None
+    # Independent continuations, choices 0, 1, ...; they share the prompt's blocks. Only 1 goes with ``output``.
+    num_choices: int = 1
+    # Set for a beam search; sampling then only says when sequences end and which tokens are allowed.
+    beam: BeamParams | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +126,14 @@ class Delta:
     """What one step (or an add or abort) changed for one sequence."""
 
     id: SeqId
-    # New tokens, in order; none when only prompt was computed.
+    # New tokens, in order; none when only prompt was computed. A beam's come all with its finish.
     tokens: tuple[Token, ...] = ()
+    # One a token when the request wants them.
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    # Of the prompt's tokens from the second on, as far as this step computed them.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    # Of a beam that has finished: its sum of log-probabilities, with the length penalty.
+    score: float | None = None
     finish: FinishReason | None = None
     # Set with FinishReason.ERROR.
     error: str | None = None
