@@ -28,7 +28,7 @@ def params(temperature):
 
 
 def row(prefix, draft, temperature):
-    return WantedRow(choice=0, position=len(prefix), params=params(temperature), draft=draft)
+    return WantedRow(choices=(0,), position=len(prefix), params=params(temperature), draft=draft)
 
 
 def one_by_one(prefix, count, temperature):
@@ -75,6 +75,31 @@ def test_a_right_chain_is_accepted_whole_and_brings_one_token_more(temperature):
     verdict = verify(prefix, draft, temperature)
     assert verdict.accepted == (0, 1, 2, 3)
     assert list(verdict.tokens) == one_by_one(prefix, 5, temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_several_choices_of_one_row_get_what_each_would_draw_alone(temperature):
+    logits = torch.stack([logits_after([1]), logits_after([2])])
+    shared = WantedRow(choices=(0, 1, 2, 3, 4, 5), position=1, params=params(temperature))
+    verdicts = Coupled().verify([shared, row([2], NO_DRAFT, temperature)], logits)
+    alone = [
+        Coupled().verify([WantedRow(choices=(i,), position=1, params=params(temperature))], logits[:1])[0].tokens[0]
+        for i in range(6)
+    ]
+    assert [*verdicts[0].tokens, *verdicts[0].siblings] == alone
+    assert (len(set(alone)) > 1) == (temperature > 0)
+    assert verdicts[1] == Coupled().verify([row([2], NO_DRAFT, temperature)], logits[1:])[0]
+
+
+@pytest.mark.parametrize("num_candidates", [1, 4, VOCAB, 50])
+def test_candidates_are_the_best_of_the_log_softmax_and_equals_rank_by_id(num_candidates):
+    logits = torch.stack([logits_after([1]), torch.tensor([1.0, 3.0, 1.0, 3.0, 1.0, 0.0])])
+    rows = [WantedRow(choices=(), position=1, params=params(0.0), num_candidates=num_candidates)] * 2
+    for verdict, logits_V in zip(Coupled().verify(rows, logits), logits.double(), strict=True):
+        expected = sorted(enumerate(logits_V.log_softmax(-1).tolist()), key=lambda pair: (-pair[1], pair[0]))
+        assert [token for token, _ in verdict.candidates] == [token for token, _ in expected[:num_candidates]]
+        assert [value for _, value in verdict.candidates] == pytest.approx([v for _, v in expected[:num_candidates]])
+        assert verdict.tokens == ()
 
 
 def test_a_row_with_nan_fails_alone():

@@ -43,5 +43,10 @@ class TorchExecutor:
         for rows, logits_SV in self._runner.logits(hidden_TD, counts_R, inputs.wanted_S):
             verdicts = self._verifier.verify(inputs.wanted_rows[rows], logits_SV)
             for seq_id, verdict in zip(inputs.wanted_ids[rows], verdicts, strict=True):
-                results[seq_id] = RowResult(tokens=verdict.tokens, error=verdict.error)
+                results[seq_id] = RowResult(
+                    tokens=verdict.tokens,
+                    siblings=verdict.siblings,
+                    candidates=verdict.candidates,
+                    error=verdict.error,
+                )
         return StepResult(rows=results)

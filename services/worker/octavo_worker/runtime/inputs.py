@@ -123,8 +123,10 @@ class InputBuilder:
 
     def _wanted(self, row: RowPlan) -> WantedRow:
         return WantedRow(
-            choice=row.id.choice,
+            # An engine that plans one choice a request need not name it.
+            choices=row.draws or (() if row.num_candidates else (row.id.choice,)),
             position=row.wants.start + 1,
             params=self._params[row.id],
             draft=row.draft,
+            num_candidates=row.num_candidates,
         )

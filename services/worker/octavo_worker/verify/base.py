@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo_worker.engine.plan import Draft
+from octavo_worker.engine.plan import NO_DRAFT, Draft
 from octavo_worker.engine.types import SamplingParams, Token
 
 
@@ -19,20 +19,27 @@ from octavo_worker.engine.types import SamplingParams, Token
 class WantedRow:
     """One row's share of the logits: that of its last fed token, then one for each node of its draft."""
 
-    # Keys the noise beside the seed.
-    choice: int
+    # A token is drawn for each of these from the first logits; they key the noise beside the seed. Several only without
+    # a draft; none where nothing is drawn.
+    choices: tuple[int, ...]
     # Absolute position of the token that the first logits choose.
     position: int
     params: SamplingParams
-    draft: Draft
+    draft: Draft = NO_DRAFT
+    # So many of the most likely tokens are told instead of a draw.
+    num_candidates: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What one row gets: accepted nodes of the draft (their indices), and all new tokens, one more than those."""
 
-    tokens: tuple[Token, ...]
+    tokens: tuple[Token, ...] = ()
     accepted: tuple[int, ...] = ()
+    # Tokens of the row's other choices.
+    siblings: tuple[Token, ...] = ()
+    # (token, log-probability), best first.
+    candidates: tuple[tuple[Token, float], ...] = ()
     error: str | None = None
 
 

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from octavo_worker.engine.plan import Draft
 from octavo_worker.verify.base import Verdict, WantedRow
+from octavo_worker.verify.logprobs import most_likely
 from octavo_worker.verify.sampler import Draw, draw_tokens, make_draw
+
+NOT_FINITE = "the model's logits are not finite"
 
 
 class Coupled:
@@ -20,16 +23,39 @@ class Coupled:
     def verify(self, rows: Sequence[WantedRow], logits_SV: Tensor) -> list[Verdict]:
         """Draw at every node, then walk from the root along nodes that equal the draws."""
         draws: list[Draw | None] = []
+        # Which logits each draw is from: several choices share those of their root.
+        sources: list[int] = []
+        first = 0
         for row in rows:
-            draws.extend(_draw_at(row, depth) for depth in (0, *depths(row.draft)))
-        tokens, trusted = draw_tokens(logits_SV, draws)
+            assert len(row.choices) < 2 or not row.draft.tokens, "a draft belongs to one choice"
+            for choice in row.choices or (0,):
+                draws.append(_draw_at(row, choice, 0))
+                sources.append(first)
+            for node, depth in enumerate(depths(row.draft)):
+                draws.append(_draw_at(row, next(iter(row.choices)), depth))
+                sources.append(first + 1 + node)
+            first += 1 + len(row.draft)
+        wanted_SV = logits_SV if len(sources) == first else logits_SV[sources]
+        tokens, trusted = draw_tokens(wanted_SV, draws)
         verdicts: list[Verdict] = []
         first = 0
         for row in rows:
-            last = first + 1 + len(row.draft)
-            verdicts.append(_walk(row.draft, tokens[first:last], trusted[first:last]))
+            last = first + max(1, len(row.choices)) + len(row.draft)
+            verdicts.append(_verdict(row, wanted_SV[first], tokens[first:last], trusted[first:last]))
             first = last
         return verdicts
+
+
+def _verdict(row: WantedRow, logits_V: Tensor, tokens: list[int], trusted: list[bool]) -> Verdict:
+    if not trusted[0]:
+        return Verdict(error=NOT_FINITE)
+    if row.num_candidates:
+        return Verdict(candidates=most_likely(logits_V.numpy(), row.num_candidates))
+    if not row.choices:
+        return Verdict()
+    if len(row.choices) > 1:
+        return Verdict(tokens=(tokens[0],), siblings=tuple(tokens[1:]))
+    return _walk(row.draft, tokens, trusted)
 
 
 def depths(draft: Draft) -> list[int]:
@@ -40,16 +66,16 @@ def depths(draft: Draft) -> list[int]:
     return found
 
 
-def _draw_at(row: WantedRow, depth: int) -> Draw | None:
+def _draw_at(row: WantedRow, choice: int, depth: int) -> Draw | None:
     params = row.params
-    if params.temperature == 0:
+    if params.temperature == 0 or not row.choices:
         return None
     return make_draw(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         seed=params.seed,
-        choice=row.choice,
+        choice=choice,
         position=row.position + depth,
     )
 
@@ -60,7 +86,7 @@ def _walk(draft: Draft, tokens: list[int], trusted: list[bool]) -> Verdict:
     node = -1
     while True:
         if not trusted[node + 1]:
-            return Verdict(tokens=(), error="the model's logits are not finite")
+            return Verdict(error=NOT_FINITE)
         token = tokens[node + 1]
         child = next((i for i, p in enumerate(draft.parents) if p == node and draft.tokens[i] == token), None)
         if child is None:
