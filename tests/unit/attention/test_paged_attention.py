@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_worker.attention.base import AttentionNeed, AttnBatch, KVSpec, NoAttentionBackend, select
+from octavo_worker.attention.base import AttentionCaps, AttentionNeed, AttnBatch, KVSpec, NoAttentionBackend, select
 from octavo_worker.attention.cpu import CpuAttention
 from octavo_worker.attention.reference import ReferenceAttention
 
@@ -59,20 +62,20 @@ def make_cpu(shape, num_threads=1):
     )
 
 
-def run_cpu(world, shape, layer=1, num_threads=2):
+def run_cpu(world, shape, layer=1, num_threads=2, window=None):
     pool, batch, q, k, v = world
     backend = make_cpu(shape, num_threads)
     pool = pool.clone()
     plan = backend.plan(batch)
-    return backend.attend(q, k, v, pool, plan, layer).clone(), pool
+    return backend.attend(q, k, v, pool, plan, layer, window).clone(), pool
 
 
-def run_reference(world, layer=1):
+def run_reference(world, layer=1, window=None):
     pool, batch, q, k, v = world
     backend = ReferenceAttention(block_size=BLOCK)
     pool = pool.double()
     plan = backend.plan(batch)
-    return backend.attend(q.double(), k.double(), v.double(), pool, plan, layer), pool
+    return backend.attend(q.double(), k.double(), v.double(), pool, plan, layer, window), pool
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -136,6 +139,76 @@ def test_a_prompt_gives_the_same_bits_whole_and_token_by_token():
         assert torch.equal(out, whole[part])
 
 
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 40])
+@pytest.mark.parametrize("shape", [(9, 3, 64), (40, 2, 96)])
+def test_windows_match_an_attention_that_was_told_the_visible_keys(shape, window):
+    rows = [(7, 40), (100, 3), (0, 1), (31, 2)]
+    _, batch, q, _, _ = world = make_world(rows, shape)
+    out, written = run_cpu(world, shape, window=window)
+    torch.testing.assert_close(run_reference(world, window=window)[0], out.double(), rtol=0, atol=3e-6)
+    first = 0
+    for row, (start, count) in enumerate(rows):
+        table = batch.tables_RB[row]
+        k_SGH, v_SGH = (written[table, 1, i].flatten(0, 1).double() for i in (0, 1))
+        for index in range(count):
+            position = start + index
+            seen = slice(max(0, position - window + 1), position + 1)
+            query = q[first + index].double()[None, :, None]
+            keys, values = (part[seen].transpose(0, 1)[None] for part in (k_SGH, v_SGH))
+            expected = F.scaled_dot_product_attention(query, keys, values, enable_gqa=True)[0, :, 0]
+            torch.testing.assert_close(out[first + index].double(), expected, rtol=0, atol=3e-6)
+        first += count
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=6),
+    shape=st.sampled_from(SHAPES),
+    window=st.integers(1, 80),
+    seed=st.integers(0, 2**16),
+)
+def test_any_rows_with_any_window_match_the_reference(rows, shape, window, seed):
+    world = make_world(rows, shape, seed)
+    out, expected = (run(world, window=window)[0] for run in (partial(run_cpu, shape=shape), run_reference))
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 20])
+def test_a_prompt_behind_a_window_gives_the_same_bits_in_chunks_of_any_size(window):
+    shape, length = (9, 3, 64), 70
+    fresh, batch, q, k, v = make_world([(0, length)], shape)
+    whole, _ = run_cpu((fresh, batch, q, k, v), shape, window=window)
+    for size in (1, 3, 17, 32):
+        pool = fresh
+        for start in range(0, length, size):
+            part = slice(start, min(length, start + size))
+            step = AttnBatch(
+                starts_R=np.array([start], np.int32),
+                num_tokens_R=np.array([part.stop - start], np.int32),
+                tables_RB=batch.tables_RB,
+                slots_T=batch.slots_T[part],
+            )
+            out, pool = run_cpu((pool, step, q[part], k[part], v[part]), shape, window=window)
+            assert torch.equal(out, whole[part])
+
+
+def test_pages_wholly_before_the_window_are_not_read():
+    shape, window = (9, 3, 64), 20
+    pool, batch, q, k, v = make_world([(100, 1), (90, 8)], shape)
+    expected, _ = run_cpu((pool, batch, q, k, v), shape, window=window)
+    # The first token sees positions 81 to 100, and the others see from 71 on at least: pages 0 to 4, and 0 to 3.
+    pool[batch.tables_RB[0, :5]] = math.nan
+    pool[batch.tables_RB[1, :4]] = math.nan
+    out, _ = run_cpu((pool, batch, q, k, v), shape, window=window)
+    assert torch.equal(out, expected)
+
+
+def test_a_window_that_hides_nothing_changes_no_bit():
+    shape = (9, 3, 64)
+    world = make_world([(7, 40), (100, 3), (0, 1)], shape)
+    assert torch.equal(run_cpu(world, shape, window=103)[0], run_cpu(world, shape)[0])
+
+
 def test_a_layer_is_not_touched_by_the_writes_of_another():
     shape = (4, 2, 32)
     world = make_world([(5, 3)], shape)
@@ -176,6 +249,13 @@ def test_a_need_beyond_the_fast_backend_goes_to_the_next():
     assert select(backends(), need).name == "reference"
     reasons = backends()[0].reasons_against(need)
     assert len(reasons) == 3, reasons
+
+
+def test_sliding_windows_go_to_a_backend_that_serves_them():
+    need = replace(NEED, sliding_window=True)
+    assert select(backends(), need).name == "cpu"
+    assert AttentionCaps().reasons_against(need) == ["sliding windows are not served"]
+    assert AttentionCaps().reasons_against(NEED) == []
 
 
 def test_when_nobody_can_serve_the_error_lists_every_reason():

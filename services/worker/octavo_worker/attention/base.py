@@ -38,6 +38,8 @@ class AttentionNeed:
     num_kv_heads: int
     head_dim: int
     block_size: int
+    # Whether some layer's tokens see the last keys only.
+    sliding_window: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class AttentionCaps:
     # Head dim and block size must be multiples of these.
     head_dim_multiple: int = 1
     block_size_multiple: int = 1
+    sliding_window: bool = False
 
     def reasons_against(self, need: AttentionNeed) -> list[str]:
         """Every reason why these capabilities do not cover the need; empty when they do."""
@@ -61,6 +64,8 @@ class AttentionCaps:
             reasons.append(f"head dim {need.head_dim} is not a multiple of {self.head_dim_multiple}")
         if need.block_size % self.block_size_multiple:
             reasons.append(f"block size {need.block_size} is not a multiple of {self.block_size_multiple}")
+        if need.sliding_window and not self.sliding_window:
+            reasons.append("sliding windows are not served")
         return reasons
 
 
@@ -100,9 +105,19 @@ class AttentionBackend(Protocol):
         """What forward needs, worked out once per step."""
         ...
 
-    def attend(self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: AttnPlan, layer: int) -> Tensor:
+    def attend(
+        self,
+        q_TNH: Tensor,
+        k_TGH: Tensor,
+        v_TGH: Tensor,
+        kv: Tensor,
+        plan: AttnPlan,
+        layer: int,
+        window: int | None = None,
+    ) -> Tensor:
         """Put the fed tokens' keys and values into their slots of `kv`, then attend causally, scaled by 1/sqrt(H).
 
+        With a window each token sees that many keys at most: its own and the last ones before it.
         The two are one call because a backend may do them in one pass. `[T, N, H]`, valid until the next call.
         """
         ...

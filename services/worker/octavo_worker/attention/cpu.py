@@ -27,8 +27,14 @@ except ImportError as error:  # numba is an extra of the worker
 
 _TILE = 16
 _CAPS = AttentionCaps(
-    devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), head_dim_multiple=16, block_size_multiple=8
+    devices=frozenset({"cpu"}),
+    dtypes=frozenset({"float32"}),
+    head_dim_multiple=16,
+    block_size_multiple=8,
+    sliding_window=True,
 )
+# As good as no window: longer than any sequence.
+_EVERYTHING = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +91,16 @@ class CpuAttention:
         args, out = self._arguments(tiles, tables_RB, limits_T, slots_T)
         return CpuPlan(tiles=tiles, tables_RB=tables_RB, limits_T=limits_T, slots_T=slots_T, out=out, args=args)
 
-    def attend(self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: CpuPlan, layer: int) -> Tensor:
+    def attend(
+        self,
+        q_TNH: Tensor,
+        k_TGH: Tensor,
+        v_TGH: Tensor,
+        kv: Tensor,
+        plan: CpuPlan,
+        layer: int,
+        window: int | None = None,
+    ) -> Tensor:
         """Write keys and values, then attend; the result is overwritten by the next call."""
         assert kernel is not None
         if k_TGH.stride() != v_TGH.stride() or k_TGH.stride(2) != 1 or q_TNH.stride(2) != 1:
@@ -99,6 +114,7 @@ class CpuAttention:
         args[kernel.KV : kernel.KEY_STRIDE + 1] = (
             *(kv.data_ptr(), block_stride, layer * layer_stride, layer * layer_stride + value_stride, key_stride),
         )
+        args[kernel.WINDOW] = _EVERYTHING if window is None else window
         args[kernel.NUM_WRITTEN] = 0
         kernel.attend.run(plan.args, self._num_threads)
         return plan.out

@@ -30,7 +30,7 @@ class ReferenceAttention:
 
     def reasons_against(self, need: AttentionNeed) -> list[str]:
         """It serves everything."""
-        return AttentionCaps().reasons_against(need)
+        return AttentionCaps(sliding_window=True).reasons_against(need)
 
     def kv_shape(self, spec: KVSpec) -> tuple[int, ...]:
         """Shape of the pool."""
@@ -50,7 +50,14 @@ class ReferenceAttention:
         return ReferencePlan(rows=rows, blocks_T=slots_T // self._block_size, offsets_T=slots_T % self._block_size)
 
     def attend(
-        self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: ReferencePlan, layer: int
+        self,
+        q_TNH: Tensor,
+        k_TGH: Tensor,
+        v_TGH: Tensor,
+        kv: Tensor,
+        plan: ReferencePlan,
+        layer: int,
+        window: int | None = None,
     ) -> Tensor:
         """Write the fed tokens' keys and values, then attend row by row."""
         kv[plan.blocks_T, layer, 0, plan.offsets_T] = k_TGH
@@ -66,6 +73,8 @@ class ReferenceAttention:
             scores_NTS = torch.einsum("tnh,snh->nts", q_TNH_row, k_SNH) / math.sqrt(head_dim)
             position_T = torch.arange(start, num_keys)
             hidden_TS = torch.arange(num_keys)[None, :] > position_T[:, None]
+            if window is not None:
+                hidden_TS |= torch.arange(num_keys)[None, :] <= position_T[:, None] - window
             weights_NTS = scores_NTS.masked_fill(hidden_TS, -math.inf).softmax(dim=-1)
             out_TNH[tokens] = torch.einsum("nts,snh->tnh", weights_NTS, v_SNH)
         return out_TNH

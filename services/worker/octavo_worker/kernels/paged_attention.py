@@ -2,7 +2,8 @@
 
 T fed tokens, N query heads, G key-value heads, H head dim. A task is one tile (16 neighbouring (token, head) pairs of
 one row) for one key-value head: decode rows and chunks are the same case, and every pair's sums run over dims and keys
-in rising order, so a token's result depends on nothing but its own query and the keys that it sees.
+in rising order, so a token's result depends on nothing but its own query and the keys that it sees: those before its
+limit, and not more than the window. Pages that lie wholly before the windows of a tile are not touched.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _A = team.FIRST_ARGUMENT
     Q, Q_TOKEN, Q_HEAD, K, V, K_TOKEN, K_HEAD, NUM_TOKENS, SLOTS,
     KV, BLOCK_STRIDE, KEY_AT, VALUE_AT, KEY_STRIDE, HEAD_DIM, GROUP, NUM_KV_HEADS, HEADS_AT_ONCE, BLOCK_SIZE,
     TILES, TABLES, TABLE_STRIDE, LIMITS, OUT, OUT_TOKEN, OUT_HEAD, SCRATCH, SCRATCH_STRIDE, SCALE,
-    NUM_WRITES, NUM_WRITTEN,
-) = range(_A, _A + 31)  # fmt: skip
-NUM_ARGUMENTS = _A + 31
+    NUM_WRITES, NUM_WRITTEN, WINDOW,
+) = range(_A, _A + 32)  # fmt: skip
+NUM_ARGUMENTS = _A + 32
 TILE_FIELDS = 4  # row of the block tables, first fed token, first pair counted from it, number of pairs
 TOKENS_PER_WRITE = 16
 
@@ -60,38 +61,55 @@ def _load_queries(a, tile, head, queries, limits, lane_limits):  # noqa: ANN001,
     return longest
 
 
-def _make_softmax(width):  # noqa: ANN001, ANN202, C901 - one pass after the other; a constant width lets the compiler use whole vectors
+def _make_softmax(width):  # noqa: ANN001, ANN202 - a constant width lets the compiler use whole vectors
     @njit(nogil=True, error_model="numpy")
-    def softmax(scores, lane_limits, shortest, longest, peaks, sums):  # noqa: ANN001, ANN202
+    def softmax(scores, lane_limits, window, first, shared, shortest, longest, peaks, sums):  # noqa: ANN001, ANN202, C901 - one range of keys after the other
+        # Indices that count from 0 are known not to be negative, without which nothing becomes vectors.
+        behind = max(shared, shortest)
+        low, high = scores[first * LANES : shared * LANES], scores[behind * LANES : longest * LANES]
+        open_to_all = scores[shared * LANES : behind * LANES]
         for lane in range(width):
             peaks[lane] = -np.inf
             sums[lane] = np.float32(0.0)
-        for s in range(shortest):
+        for s in range(shared - first):
             for lane in range(width):
-                value = scores[s * LANES + lane]
-                peaks[lane] = peaks[lane] if value < peaks[lane] else value
-        for s in range(shortest, longest):
-            for lane in range(width):
-                if s < lane_limits[lane]:
-                    value = scores[s * LANES + lane]
+                if lane_limits[lane] - window <= first + s < lane_limits[lane]:
+                    value = low[s * LANES + lane]
                     peaks[lane] = peaks[lane] if value < peaks[lane] else value
-        for s in range(shortest):
+        for s in range(behind - shared):
             for lane in range(width):
-                weight = exp32(scores[s * LANES + lane] - peaks[lane])
-                scores[s * LANES + lane] = weight
-                sums[lane] += weight
-        for s in range(shortest, longest):
+                value = open_to_all[s * LANES + lane]
+                peaks[lane] = peaks[lane] if value < peaks[lane] else value
+        for s in range(longest - behind):
+            for lane in range(width):
+                if behind + s < lane_limits[lane]:
+                    value = high[s * LANES + lane]
+                    peaks[lane] = peaks[lane] if value < peaks[lane] else value
+        for s in range(shared - first):
             for lane in range(width):
                 weight = np.float32(0.0)
-                if s < lane_limits[lane]:
-                    weight = exp32(scores[s * LANES + lane] - peaks[lane])
-                scores[s * LANES + lane] = weight
+                if lane_limits[lane] - window <= first + s < lane_limits[lane]:
+                    weight = exp32(low[s * LANES + lane] - peaks[lane])
+                low[s * LANES + lane] = weight
+                sums[lane] += weight
+        for s in range(behind - shared):
+            for lane in range(width):
+                weight = exp32(open_to_all[s * LANES + lane] - peaks[lane])
+                open_to_all[s * LANES + lane] = weight
+                sums[lane] += weight
+        for s in range(longest - behind):
+            for lane in range(width):
+                weight = np.float32(0.0)
+                if behind + s < lane_limits[lane]:
+                    weight = exp32(high[s * LANES + lane] - peaks[lane])
+                high[s * LANES + lane] = weight
                 sums[lane] += weight
 
     return softmax
 
 
-# Turn scores [key, lane] into unnormalised weights, lane by lane; keys that a lane does not see get weight 0.
+# Turn scores [key, lane] of the keys [first, longest) into unnormalised weights, lane by lane; keys that a lane does
+# not see get weight 0. From `shared` on no lane's window hides a key; below `shortest` no lane's limit does.
 _softmax_4, _softmax_8, _softmax_16 = _make_softmax(4), _make_softmax(8), _make_softmax(16)
 
 
@@ -123,10 +141,13 @@ def _attend_tile(a, tile, first_head, num_heads, slot):  # noqa: ANN001, ANN202,
     for lane in range(tile[3]):
         shortest = min(shortest, np.int64(lane_limits[lane]))
     num_pages = (longest + block_size - 1) // block_size
-    for page in range(num_pages):
+    first_page = max(0, shortest - a[WINDOW]) // block_size
+    shared = max(0, longest - a[WINDOW])
+    begin = _page(a, table, first_page, VALUE_AT, 0)
+    for page in range(first_page, num_pages):
         num_keys = min(block_size, (longest - page * block_size + 7) // 8 * 8)
         # The hardware does not guess the jump from page to page.
-        following = _page(a, table, page + 1, KEY_AT, 0) if page + 1 < num_pages else _page(a, table, 0, VALUE_AT, 0)
+        following = _page(a, table, page + 1, KEY_AT, 0) if page + 1 < num_pages else begin
         for index in range(num_heads):
             mine = base + 4 * index * size
             keys = _page(a, table, page, KEY_AT, first_head + index)
@@ -137,14 +158,15 @@ def _attend_tile(a, tile, first_head, num_heads, slot):  # noqa: ANN001, ANN202,
         scores = scratch[index * size + scores_at : (index + 1) * size]
         peaks = scratch[index * size + LANES * head_dim : index * size + sums_at]
         sums = scratch[index * size + sums_at : index * size + results_at]
+        first = first_page * block_size
         if tile[3] <= 4:
-            _softmax_4(scores, lane_limits, shortest, longest, peaks, sums)
+            _softmax_4(scores, lane_limits, a[WINDOW], first, shared, shortest, longest, peaks, sums)
         elif tile[3] <= 8:
-            _softmax_8(scores, lane_limits, shortest, longest, peaks, sums)
+            _softmax_8(scores, lane_limits, a[WINDOW], first, shared, shortest, longest, peaks, sums)
         else:
-            _softmax_16(scores, lane_limits, shortest, longest, peaks, sums)
+            _softmax_16(scores, lane_limits, a[WINDOW], first, shared, shortest, longest, peaks, sums)
         scratch[index * size + results_at : index * size + scores_at] = np.float32(0.0)
-    for page in range(num_pages):
+    for page in range(first_page, num_pages):
         num_keys = min(block_size, longest - page * block_size)
         following = _page(a, table, min(page + 1, num_pages - 1), VALUE_AT, 0)
         for index in range(num_heads):
