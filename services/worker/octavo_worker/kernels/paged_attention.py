@@ -61,7 +61,7 @@ def _load_queries(a, tile, head, queries, limits, lane_limits):  # noqa: ANN001,
     return longest
 
 
-def _make_softmax(width):  # noqa: ANN001, ANN202 - a constant width lets the compiler use whole vectors
+def _make_softmax(width):  # noqa: ANN001, ANN202, C901 - a constant width lets the compiler use whole vectors
     @njit(nogil=True, error_model="numpy")
     def softmax(scores, lane_limits, window, first, shared, shortest, longest, peaks, sums):  # noqa: ANN001, ANN202, C901 - one range of keys after the other
         # Indices that count from 0 are known not to be negative, without which nothing becomes vectors.
