@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from octavo_worker.engine.plan import RowPlan
@@ -88,3 +90,38 @@ def test_more_sequences_than_places_grow_the_tables_and_keep_their_content():
 def test_blocks_from_the_prefix_cache_are_not_fresh():
     rows = [row("a", 8, [1, 2], blocks=[4, 5, 6], params=PARAMS), row("b", 6, [1, 2, 3], first=2, blocks=[7])]
     assert builder().fresh_blocks(rows) == [6, 7]
+
+
+def penalised(inputs, number):
+    """Which logits a row's rules change, and how."""
+    logits = np.ones(20, np.float32)
+    wanted = inputs.wanted_rows[number]
+    assert wanted.context.process(logits, wanted.position) is None
+    return {token: float(value) for token, value in enumerate(logits) if value != 1}
+
+
+def test_penalties_see_history_and_fed_tokens_once_however_often_a_row_is_repeated_or_told_again():
+    params = SamplingParams(max_tokens=9, frequency_penalty=0.25)
+    inputs = builder()
+    first = replace(row("a", 3, [11, 12], blocks=[1, 2], params=params), history=(7, 9, 9), num_prompt_tokens=2)
+    then = replace(row("a", 5, [12], first=2), num_prompt_tokens=2)
+    for _ in range(2):
+        assert penalised(inputs.build([first]), 0) == {9: 0.75, 11: 0.75, 12: 0.75}
+    for _ in range(2):
+        assert penalised(inputs.build([then]), 0) == {9: 0.75, 11: 0.75, 12: 0.5}
+    assert penalised(inputs.build([first]), 0) == {9: 0.75, 11: 0.75, 12: 0.75}
+    inputs.forget([SeqId("a", 0)])
+    assert not inputs._contexts
+
+
+def test_rows_without_rules_have_no_context_and_draws_are_named_by_the_plan():
+    inputs = builder()
+    rows = [
+        replace(row("a", 0, [1], blocks=[1], params=PARAMS), draws=(0, 1, 2)),
+        row("b", 0, [1], blocks=[2], params=PARAMS),
+        replace(row("c", 0, [1], blocks=[3], params=PARAMS), num_candidates=4),
+    ]
+    wanted = inputs.build(rows).wanted_rows
+    assert [found.choices for found in wanted] == [(0, 1, 2), (0,), ()]
+    assert [found.num_candidates for found in wanted] == [0, 0, 4]
+    assert all(found.context is None for found in wanted)

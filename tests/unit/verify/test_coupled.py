@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from octavo_worker.engine.plan import NO_DRAFT, Draft
 from octavo_worker.engine.types import SamplingParams
 from octavo_worker.verify.base import WantedRow
+from octavo_worker.verify.context import TokenContext
 from octavo_worker.verify.coupled import Coupled
 
 VOCAB = 6
@@ -24,11 +26,24 @@ def logits_after(tokens):
 
 
 def params(temperature):
-    return SamplingParams(temperature=temperature, top_k=4, top_p=0.95, seed=9, max_tokens=99)
+    return SamplingParams(
+        temperature=temperature,
+        top_k=4,
+        top_p=0.95,
+        seed=9,
+        max_tokens=99,
+        repetition_penalty=1.1,
+        frequency_penalty=0.5,
+        bad_words=((1, 2), (4, 4)),
+        min_tokens=3,
+        stop_token_ids=frozenset({0}),
+    )
 
 
 def row(prefix, draft, temperature):
-    return WantedRow(choices=(0,), position=len(prefix), params=params(temperature), draft=draft)
+    context = TokenContext(params(temperature), num_prompt_tokens=1)
+    context.know(0, prefix)
+    return WantedRow(choices=(0,), position=len(prefix), params=params(temperature), draft=draft, context=context)
 
 
 def one_by_one(prefix, count, temperature):
@@ -80,12 +95,10 @@ def test_a_right_chain_is_accepted_whole_and_brings_one_token_more(temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_several_choices_of_one_row_get_what_each_would_draw_alone(temperature):
     logits = torch.stack([logits_after([1]), logits_after([2])])
-    shared = WantedRow(choices=(0, 1, 2, 3, 4, 5), position=1, params=params(temperature))
-    verdicts = Coupled().verify([shared, row([2], NO_DRAFT, temperature)], logits)
-    alone = [
-        Coupled().verify([WantedRow(choices=(i,), position=1, params=params(temperature))], logits[:1])[0].tokens[0]
-        for i in range(6)
-    ]
+    shared = row([1], NO_DRAFT, temperature)
+    rows = [replace(shared, choices=(0, 1, 2, 3, 4, 5)), row([2], NO_DRAFT, temperature)]
+    verdicts = Coupled().verify(rows, logits.clone())
+    alone = [Coupled().verify([replace(shared, choices=(i,))], logits[:1].clone())[0].tokens[0] for i in range(6)]
     assert [*verdicts[0].tokens, *verdicts[0].siblings] == alone
     assert (len(set(alone)) > 1) == (temperature > 0)
     assert verdicts[1] == Coupled().verify([row([2], NO_DRAFT, temperature)], logits[1:])[0]

@@ -16,6 +16,7 @@ from octavo_worker.attention.base import AttnBatch
 from octavo_worker.engine.plan import RowPlan
 from octavo_worker.engine.types import SamplingParams, SeqId
 from octavo_worker.verify.base import WantedRow
+from octavo_worker.verify.context import TokenContext, needs_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class InputBuilder:
         self._tables = np.zeros((8, max_blocks), np.int32)
         self._slots: dict[SeqId, int] = {}
         self._params: dict[SeqId, SamplingParams] = {}
+        # Only of sequences for which anything but the model, temperature and filters has a say.
+        self._contexts: dict[SeqId, TokenContext] = {}
         self._free = list(range(len(self._tables)))
 
     @property
@@ -56,6 +59,7 @@ class InputBuilder:
             if slot is not None:
                 self._free.append(slot)
                 del self._params[seq_id]
+                self._contexts.pop(seq_id, None)
 
     def build(self, rows: Sequence[RowPlan]) -> ForwardInputs:
         """Apply the rows' news and lay out their tokens. Applying a row twice gives the same."""
@@ -109,6 +113,14 @@ class InputBuilder:
             self._params[row.id] = row.params
             if row.id not in self._slots:
                 self._slots[row.id] = self._take_slot()
+            self._contexts.pop(row.id, None)
+            if needs_context(row.params):
+                context = TokenContext(row.params, num_prompt_tokens=row.num_prompt_tokens)
+                context.know(0, row.history)
+                self._contexts[row.id] = context
+        context = self._contexts.get(row.id)
+        if context is not None:
+            context.know(row.start, row.tokens)
         slot = self._slots[row.id]
         last = row.first_block + len(row.new_blocks)
         self._tables[slot, row.first_block : last] = row.new_blocks
@@ -129,4 +141,5 @@ class InputBuilder:
             params=self._params[row.id],
             draft=row.draft,
             num_candidates=row.num_candidates,
+            context=self._contexts.get(row.id),
         )

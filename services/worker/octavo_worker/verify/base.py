@@ -13,6 +13,7 @@ from torch import Tensor
 
 from octavo_worker.engine.plan import NO_DRAFT, Draft
 from octavo_worker.engine.types import SamplingParams, Token
+from octavo_worker.verify.context import TokenContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class WantedRow:
     draft: Draft = NO_DRAFT
     # So many of the most likely tokens are told instead of a draw.
     num_candidates: int = 0
+    # Set when anything but the model, temperature and filters has a say.
+    context: TokenContext | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,5 +50,8 @@ class Verifier(Protocol):
     """Turns logits into tokens."""
 
     def verify(self, rows: Sequence[WantedRow], logits_SV: Tensor) -> list[Verdict]:
-        """One verdict a row. A row whose logits are not finite gets an error; the others do not notice."""
+        """One verdict a row. A row whose logits are not finite gets an error; the others do not notice.
+
+        The logits may be overwritten.
+        """
         ...
