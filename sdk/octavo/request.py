@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
 from octavo.errors import InvalidArgumentError
+from octavo.sampling import sampling as build_sampling
 from octavo.v1 import gateway_pb2
+
+_SAMPLING_NAMES = frozenset(build_sampling.__kwdefaults__ or {})
 
 
 def generation(
@@ -16,14 +20,6 @@ def generation(
     messages: Sequence[Mapping[str, str]] | None = None,
     token_ids: Sequence[int] | None = None,
     model: str = "",
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
-    stop_token_ids: Sequence[int] = (),
-    ignore_eos: bool = False,
     priority: int = 0,
     timeout_s: float | None = None,
     idempotency_key: str = "",
@@ -31,14 +27,20 @@ def generation(
     cache_salt: str = "",
     fair_key: str = "",
     detach: bool = False,
+    **sampling: Any,
 ) -> gateway_pb2.Generation:
     """Build the request. Values are the gateway's to judge; here only what has no form in the message is refused.
+
+    What is not named here says how tokens are chosen: see ``octavo.sampling.sampling``.
 
     Raises InvalidArgumentError unless exactly one of prompt, messages and token_ids is given, and for values that
     do not fit the message's types.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise InvalidArgumentError("give exactly one of prompt, messages and token_ids", param="prompt")
+    unknown = sampling.keys() - _SAMPLING_NAMES
+    if unknown:
+        raise TypeError(f"there is no parameter {min(unknown)!r}")
     disconnect = gateway_pb2.ON_DISCONNECT_DETACH if detach else gateway_pb2.ON_DISCONNECT_CANCEL
     try:
         built = gateway_pb2.Generation(
@@ -49,6 +51,7 @@ def generation(
             fair_key=fair_key,
             cache_salt=cache_salt,
             echo=echo,
+            sampling=build_sampling(**sampling),
         )
         if prompt is not None:
             built.prompt = prompt
@@ -60,15 +63,6 @@ def generation(
         else:
             built.tokens.ids.extend(token_ids or ())
             built.tokens.SetInParent()
-        sampling = built.sampling
-        for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("seed", seed)):
-            if value is not None:
-                setattr(sampling, name, value)
-        if max_tokens is not None:
-            sampling.max_tokens = max_tokens
-        sampling.stop.extend([stop] if isinstance(stop, str) else stop)
-        sampling.stop_token_ids.extend(stop_token_ids)
-        sampling.ignore_eos = ignore_eos
         if timeout_s is not None:
             built.timeout.CopyFrom(_duration(timeout_s))
     except (ValueError, TypeError, OverflowError) as error:

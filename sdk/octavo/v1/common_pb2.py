@@ -25,19 +25,23 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16octavo/v1/common.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\"\xee\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\x05\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokens\"\xbb\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\x05\x12\x12\n\nnum_losses\x18\x05 \x01(\x05\x12\x18\n\x10numerics_changed\x18\x06 \x01(\x08\x12\x0c\n\x04seed\x18\x07 \x01(\x03\x12-\n\nqueue_time\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\"I\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x11\n\tgrpc_code\x18\x04 \x01(\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16octavo/v1/common.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\"\xac\x04\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\x05\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\r\n\x05min_p\x18\t \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\x05\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12\x36\n\nlogit_bias\x18\r \x03(\x0b\x32\".octavo.v1.Sampling.LogitBiasEntry\x12\x11\n\tbad_words\x18\x0e \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\x05\x12\x12\n\nmin_tokens\x18\x10 \x01(\x05\x12\x14\n\x0cinclude_stop\x18\x11 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x15\n\x13_repetition_penalty\"\xbb\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\x05\x12\x12\n\nnum_losses\x18\x05 \x01(\x05\x12\x18\n\x10numerics_changed\x18\x06 \x01(\x08\x12\x0c\n\x04seed\x18\x07 \x01(\x03\x12-\n\nqueue_time\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\"I\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x11\n\tgrpc_code\x18\x04 \x01(\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=703
-  _globals['_FINISHREASON']._serialized_end=798
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=1021
+  _globals['_FINISHREASON']._serialized_end=1116
   _globals['_SAMPLING']._serialized_start=70
-  _globals['_SAMPLING']._serialized_end=308
-  _globals['_USAGE']._serialized_start=311
-  _globals['_USAGE']._serialized_end=626
-  _globals['_FAILURE']._serialized_start=628
-  _globals['_FAILURE']._serialized_end=701
+  _globals['_SAMPLING']._serialized_end=626
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=495
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=543
+  _globals['_USAGE']._serialized_start=629
+  _globals['_USAGE']._serialized_end=944
+  _globals['_FAILURE']._serialized_start=946
+  _globals['_FAILURE']._serialized_end=1019
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -23,7 +24,7 @@ from octavo_common.prefix import prefix_keys
 from octavo_common.store import JobStore
 from octavo_gateway.models import Catalogue
 from octavo_gateway.prompts import PreparedPrompt, Prompts
-from octavo_gateway.requests import OnDisconnect, ValidRequest
+from octavo_gateway.requests import OnDisconnect, Steering, ValidRequest
 
 log = structlog.get_logger(__name__)
 
@@ -132,6 +133,8 @@ def _new_job(
         stop=request.stop,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
+        **_steering(request.steering, prepared),
+        include_stop=request.include_stop,
         echo=request.echo,
         operation=request.operation,
     )
@@ -152,6 +155,15 @@ def _new_job(
         idempotency_key=request.idempotency_key,
         request_digest=request_digest(request),
     )
+
+
+def _steering(asked: Steering, prepared: PreparedPrompt) -> dict[str, Any]:
+    """Fields of a GenerationSpec; what the prompt leaves may be less than the least that was asked for."""
+    fields = {name: getattr(asked, name) for name in Steering.__slots__}
+    return fields | {
+        "bad_words": prepared.bad_words,
+        "min_tokens": min(asked.min_tokens, prepared.max_tokens),
+    }
 
 
 def _report_orphan(submitting: asyncio.Future[tuple[Job, bool]], on_orphan: Callable[[Job], None]) -> None:

@@ -11,13 +11,13 @@ from octavo_common.jobs.spec import GenerationSpec
 from octavo_common.store import StreamStore
 from octavo_gateway.admission import Admission
 from octavo_gateway.auth import KeyRing
+from octavo_gateway.checks import check_token_ids
 from octavo_gateway.jobs import Jobs, parse_job_id, visible_tenant
 from octavo_gateway.models import Catalogue
 from octavo_gateway.observe import DISCONNECTED, Observation, Observer, RequestObservation
 from octavo_gateway.prompts import check_vocabulary
 from octavo_gateway.requests import OnDisconnect, ValidRequest
 from octavo_gateway.streams import StreamHub
-from octavo_gateway.validation import check_token_ids
 from octavo_gateway.values import AcceptedJob, Finish, ModelInfo, TokenPiece
 
 

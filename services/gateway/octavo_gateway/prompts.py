@@ -37,6 +37,8 @@ class PreparedPrompt:
     ids: tuple[int, ...]
     # What was asked for, cut to what the context leaves.
     max_tokens: int
+    # Token sequences of the bad words.
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 class Prompts:
@@ -61,9 +63,13 @@ class Prompts:
         if len(ids) >= limit:
             raise PromptTooLong(num_tokens=len(ids), limit=limit)
         check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
+        check_vocabulary(request.steering.allowed_token_ids, card, "allowed_token_ids")
+        check_vocabulary([token for token, _ in request.steering.logit_bias], card, "logit_bias")
         left = limit - len(ids)
         return PreparedPrompt(
-            ids=tuple(ids), max_tokens=left if request.max_tokens is None else min(request.max_tokens, left)
+            ids=tuple(ids),
+            max_tokens=left if request.max_tokens is None else min(request.max_tokens, left),
+            bad_words=await self._bad_words(request.steering.bad_words, card),
         )
 
     async def count_chars(self, job: Job, ids: Sequence[int], card: ModelCard | None) -> int:
@@ -128,6 +134,12 @@ class Prompts:
         check_vocabulary(prompt.ids, card, "token_ids")
         return prompt.ids
 
+    async def _bad_words(self, words: Sequence[str], card: ModelCard) -> tuple[tuple[int, ...], ...]:
+        if not words:
+            return ()
+        tokenizer = await self.tokenizer(card.tokenizer_digest)
+        return await self._in_thread(lambda: _sequences(tokenizer, words))
+
     async def _load(self, digest: str) -> Tokenizer:
         try:
             data = await self._artifacts.get(digest)
@@ -159,6 +171,15 @@ def check_vocabulary(ids: Sequence[int], card: ModelCard, param: str) -> None:
             code="UNKNOWN_TOKEN",
             param=param,
         )
+
+
+def _sequences(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """How the words come as tokens: at the start of a text or inside a word, and after a space."""
+    texts = [
+        text for word in words for text in ((word.lstrip(" "), " " + word.lstrip(" ")) if word.strip(" ") else (word,))
+    ]
+    found = (tuple(tokenizer.encode(text, add_special=False)) for text in texts)
+    return tuple(dict.fromkeys(ids for ids in found if ids))
 
 
 def _num_chars(tokenizer: Tokenizer, spec: GenerationSpec, prompt: Sequence[int], ids: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -58,6 +58,10 @@ class RequestLimits:
     max_stop: int = 16
     max_stop_chars: int = 256
     max_stop_tokens: int = 256
+    max_biased_tokens: int = 1024
+    max_bad_words: int = 128
+    max_bad_word_chars: int = 256
+    max_allowed_tokens: int = 16384
     max_name_chars: int = 255
     max_priority: int = 100
     max_timeout_s: float = 7 * 86400.0
@@ -79,6 +83,16 @@ class RawRequest:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # By token id.
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] = ()
+    min_tokens: int = 0
+    include_stop: bool = False
     priority: int = 0
     timeout_s: float | None = None
     idempotency_key: str = ""
@@ -86,6 +100,22 @@ class RawRequest:
     fair_key: str = ""
     cache_salt: str = ""
     echo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """What changes which tokens may come, beyond temperature and the usual filters. The names are GenerationSpec's."""
+
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    # In rising order of ids.
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    # Texts; the model's tokenizer makes sequences of tokens of them.
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +135,8 @@ class ValidRequest:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    steering: Steering
+    include_stop: bool
     priority: int
     timeout_s: float | None
     idempotency_key: str | None

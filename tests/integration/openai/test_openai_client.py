@@ -9,6 +9,7 @@ import pytest
 from http_world import HttpWorld
 
 from octavo_common.jobs.model import TenantLimits
+from octavo_common.jobs.spec import GenerationSpec
 
 HELLO = [{"role": "user", "content": "hello"}]
 PROMPT_TOKENS = len("user: hello\nassistant:")
@@ -100,6 +101,34 @@ async def test_sampling_parameters_reach_the_job(http: HttpWorld):
     assert asked == {"temperature": 0.5, "top_p": 0.9, "seed": 42, "top_k": 7, "ignore_eos": True, "max_tokens": 3}
     assert list(job.payload["stop"]) == ["x", "yy"] and list(job.payload["stop_token_ids"]) == [9]
     assert job.priority == 3
+
+
+async def test_what_steers_the_choice_of_tokens_reaches_the_job(http: HttpWorld):
+    call = http.openai().completions.create(
+        model="tiny",
+        prompt="hi",
+        max_tokens=3,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={"70": 5, "65": -100},
+        extra_body={
+            "min_p": 0.1,
+            "repetition_penalty": 1.2,
+            "bad_words": ["no", "  yes"],
+            "allowed_token_ids": [66, 65],
+            "min_tokens": 2,
+            "include_stop_str_in_output": True,
+        },
+    )
+    answer = await http.served(call)
+    spec = GenerationSpec.from_json(dict((await http.world.job(answer.id.removeprefix("cmpl-"))).payload))
+    assert (spec.presence_penalty, spec.frequency_penalty, spec.min_p, spec.repetition_penalty) == (0.5, -0.5, 0.1, 1.2)
+    assert (spec.logit_bias, spec.allowed_token_ids) == (((65, -100.0), (70, 5.0)), (65, 66))
+    assert spec.bad_words == tuple(tuple(text.encode()) for text in ("no", " no", "yes", " yes"))
+    assert (spec.min_tokens, spec.include_stop) == (2, True)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await http.openai().completions.create(model="tiny", prompt="hi", logit_bias={"257": 1})
+    assert (caught.value.code, caught.value.param) == ("unknown_token", "logit_bias")
 
 
 async def test_ignored_parameters_are_named(http: HttpWorld):

@@ -72,6 +72,8 @@ VALUES: dict[str, Any] = {
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,
     "include_stop_str_in_output": True,
+    "bad_words": ["bad"],
+    "allowed_token_ids": [5, 6],
 }
 
 

@@ -55,10 +55,7 @@ CHANGING = {
     "tools": [{"type": "function"}],
     "tool_choice": "required",
     "response_format": {"type": "json_object"},
-    "presence_penalty": 0.5,
-    "logit_bias": {"1": 5},
     "reasoning_effort": "low",
-    "min_tokens": 3,
     "guided_json": {},
     "temprature": 1,
 }
@@ -77,7 +74,7 @@ def test_a_parameter_that_is_there_with_one_value_is_refused_with_that_value(val
         chat(n=value)
 
 
-@pytest.mark.parametrize("name", ["tools", "logprobs", "response_format", "presence_penalty", "min_p", "logit_bias"])
+@pytest.mark.parametrize("name", ["tools", "logprobs", "response_format", "typical_p"])
 def test_a_parameter_that_is_not_there_at_all_says_so(name):
     with pytest.raises(BadRequest, match="not supported in this release"):
         chat(**{name: CHANGING.get(name, 0.5)})
@@ -114,11 +111,29 @@ def test_true_is_not_one():
         chat(n=True)
 
 
-def test_min_tokens_is_taken_where_nothing_can_end_the_answer_earlier():
-    assert chat(min_tokens=5, max_tokens=5, ignore_eos=True)[0].max_tokens == 5
-    for fields in ({"max_tokens": 4}, {"max_tokens": 5, "stop": "x"}, {"max_tokens": 5, "stop_token_ids": [1]}):
-        with pytest.raises(BadRequest):
-            chat(min_tokens=5, ignore_eos=True, **fields)
+def test_what_steers_the_choice_of_tokens_comes_through():
+    asked = {
+        "min_tokens": 3,
+        "presence_penalty": 1,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"7": 5, "3": -100},
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "bad_words": ["no"],
+        "allowed_token_ids": [1, 2],
+    }
+    for parse in (chat, completion):
+        raw, ignored = parse(**asked, include_stop_str_in_output=True)
+        found = {name: getattr(raw, name) for name in asked}
+        assert found == {**asked, "logit_bias": {7: 5, 3: -100}, "bad_words": ("no",), "allowed_token_ids": (1, 2)}
+        assert raw.include_stop and ignored == ()
+
+
+@pytest.mark.parametrize("key", ["x", "-1", "1.0", " 1", "\u0663", "9" * 4000])
+def test_a_bias_for_something_that_is_no_token_id_is_refused(key):
+    with pytest.raises(BadRequest) as caught:
+        chat(logit_bias={key: 1})
+    assert caught.value.param == "logit_bias" and len(caught.value.message) < 200
 
 
 def test_both_names_of_the_token_limit_may_be_given_when_they_agree():

@@ -17,6 +17,7 @@ from octavo_gateway.requests import (
     OnDisconnect,
     RawRequest,
     RequestLimits,
+    Steering,
     TextPrompt,
     TokenPrompt,
 )
@@ -79,6 +80,27 @@ SURROGATE = "a\ud800b"
         ({"cache_salt": SURROGATE}, "cache_salt"),
         ({"model": "m" * 256}, "model"),
         ({"echo": 1}, "echo"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_p": math.nan}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 101}, "repetition_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"frequency_penalty": "much"}, "frequency_penalty"),
+        ({"logit_bias": {1: 101}}, "logit_bias"),
+        ({"logit_bias": {1: math.inf}}, "logit_bias"),
+        ({"logit_bias": {-1: 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["x"] * 129}, "bad_words"),
+        ({"bad_words": ["a\0"]}, "bad_words"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+        ({"allowed_token_ids": list(range(16385))}, "allowed_token_ids"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"include_stop": 1}, "include_stop"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_name_of_its_field(changes: dict[str, Any], param: str) -> None:
@@ -93,6 +115,12 @@ def test_defaults_are_those_of_the_proto() -> None:
     assert (valid.temperature, valid.top_k, valid.top_p, valid.seed, valid.max_tokens) == (1.0, 0, 1.0, None, None)
     assert (valid.idempotency_key, valid.fair_key, valid.on_disconnect) == (None, None, OnDisconnect.CANCEL)
     assert valid.operation == "text_completion"
+    assert valid.steering == Steering() and not valid.include_stop
+
+
+def test_biases_and_allowed_ids_come_in_order_and_once() -> None:
+    valid = validate(replace(GOOD, logit_bias={9: 1, 3: -100}, allowed_token_ids=[5, 2, 5]))
+    assert valid.steering == Steering(logit_bias=((3, -100.0), (9, 1.0)), allowed_token_ids=(2, 5))
 
 
 def test_the_edges_are_accepted() -> None:

@@ -188,3 +188,48 @@ def test_an_end_of_sequence_token_has_no_text_and_counts(tokenizer):
     stream.push(ids)
     stream.finish()
     assert stream.num_released == len(ids) and stream.text == tokenizer.decode(ids)
+
+
+def whole_answer(tokenizer, ids: list[int], **rules) -> tuple[int, str, bool]:
+    """Tokens and text of an answer, pushed one by one."""
+    stream = TextStream(tokenizer, **rules)
+    for token_id in ids:
+        if stream.push([token_id]).stopped:
+            return stream.num_released, stream.text, True
+    return (stream.num_released, stream.text, True) if stream.finish().stopped else (len(ids), stream.text, False)
+
+
+@pytest.mark.parametrize("stop", ["x j", "jumps", " ", "fox jumps over", "never"])
+def test_a_stop_string_that_is_kept_ends_the_answer_with_its_last_character(tokenizer, stop):
+    text = "brown fox jumps over the lazy dog"
+    ids = tokenizer.encode(text, add_special=False)
+    num_tokens, kept, stopped = whole_answer(tokenizer, ids, stop=[stop], keep_stop=True)
+    _, cut, _ = whole_answer(tokenizer, ids, stop=[stop])
+    whole = tokenizer.decode(ids)
+    assert stopped == (stop in whole)
+    assert kept == (cut + stop if stopped else whole)
+    # No token beyond the one that holds the last character.
+    assert len(tokenizer.decode(ids[: num_tokens - 1])) < len(kept) <= len(tokenizer.decode(ids[:num_tokens]))
+
+
+def test_a_stop_string_that_is_kept_holds_no_token_back(tokenizer):
+    stream = TextStream(tokenizer, ["fox jumps"], keep_stop=True)
+    ids = tokenizer.encode("fox jum", add_special=False)
+    assert sum(stream.push([token_id]).num_released for token_id in ids) == len(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@FIXTURE_OK
+@given(data=st.data())
+def test_stop_strings_count_behind_the_least_number_of_tokens(kind, data, tokenizers_by_kind):
+    tokenizer = tokenizers_by_kind[kind]
+    ids = data.draw(answers(tokenizer))
+    min_tokens = data.draw(st.integers(0, len(ids)))
+    num_tokens, text, stopped = whole_answer(tokenizer, ids, stop=["a", " "], min_tokens=min_tokens)
+    assert num_tokens >= min_tokens
+    if stopped:
+        assert (
+            text + "a" == tokenizer.decode(ids)[: len(text) + 1] or text + " " == tokenizer.decode(ids)[: len(text) + 1]
+        )
+    else:
+        assert text == tokenizer.decode(ids)

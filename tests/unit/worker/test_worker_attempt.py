@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from uuid import uuid4
@@ -43,9 +44,9 @@ def attempt_of(
 
 
 @pytest.mark.parametrize("stop", [(), ("jumps",), ("x j",), ("never",)])
-@pytest.mark.parametrize("echo", [False, True])
-def test_result_and_log_have_one_text_wherever_the_job_moved(tokenizer, stop, echo):
-    spec = dataclasses.replace(SPEC, stop=stop, echo=echo)
+@pytest.mark.parametrize("changes", [{}, {"echo": True}, {"include_stop": True}, {"min_tokens": 4}])
+def test_result_and_log_have_one_text_wherever_the_job_moved(tokenizer, stop, changes):
+    spec = dataclasses.replace(SPEC, stop=stop, **changes)
     answer = tokenizer.encode("brown fox jumps over é the lazy dog", add_special=False)
     whole = run(attempt_of(tokenizer, spec), answer)
     for num_sent in range(len(whole.token_ids)):
@@ -124,3 +125,20 @@ def test_what_nobody_knows_is_left_out(tokenizer):
     attempt = attempt_of(tokenizer, SPEC, sent, 100.0, age_s=20.0, earlier_start_s=0.25)
     attempt.replay()
     assert times_of(attempt, []) == (0.25, None, None)
+
+
+def test_everything_that_steers_the_choice_reaches_the_engine(tokenizer):
+    asked = {
+        "min_tokens": 3,
+        "min_p": 0.1,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": ((3, -1.0), (9, 2.0)),
+        "bad_words": ((1, 2), (3,)),
+    }
+    spec = GenerationSpec.from_json(json.loads(json.dumps(dataclasses.replace(SPEC, **asked).to_json())))
+    spec = dataclasses.replace(spec, allowed_token_ids=(4, 5))
+    params = attempt_of(tokenizer, spec).request((0,)).params
+    assert {name: getattr(params, name) for name in asked} == asked
+    assert params.allowed_token_ids == {4, 5} and params.stop_token_ids == {0}

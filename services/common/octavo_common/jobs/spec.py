@@ -24,6 +24,22 @@ class GenerationSpec:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    # 0 keeps all.
+    min_p: float = 0.0
+    # 1 changes nothing; these count the prompt's tokens (repetition) and the answer's.
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    # In rising order of ids.
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    # Sequences of tokens that the answer must not contain.
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    # Empty allows all.
+    allowed_token_ids: tuple[int, ...] = ()
+    # At most max_tokens.
+    min_tokens: int = 0
+    # The answer keeps the stop string that ended it.
+    include_stop: bool = False
     # The answer's text begins with the prompt's.
     echo: bool = False
     # chat or text_completion. The answer to a raw prompt continues its text, that to a chat opens one.
@@ -37,8 +53,10 @@ class GenerationSpec:
     def from_json(cls, value: dict[str, Any]) -> GenerationSpec:
         """Inverse of to_json; unknown fields of a newer writer are ignored."""
         known = {k: v for k, v in value.items() if k in cls.__slots__}
-        known["stop"] = tuple(known.get("stop", ()))
-        known["stop_token_ids"] = tuple(known.get("stop_token_ids", ()))
+        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
+            known[name] = tuple(known.get(name, ()))
+        known["logit_bias"] = tuple((int(token), float(bias)) for token, bias in known.get("logit_bias", ()))
+        known["bad_words"] = tuple(tuple(word) for word in known.get("bad_words", ()))
         return cls(**known)
 
 

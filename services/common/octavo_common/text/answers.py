@@ -17,7 +17,13 @@ def answer_stream(tokenizer: Tokenizer, spec: GenerationSpec, prompt_ids: Sequen
     """
     continues = spec.echo or spec.operation != "chat"
     has_text = any(tokenizer.pieces[token_id] is not None for token_id in prompt_ids)
-    return TextStream(tokenizer, spec.stop, mid_text=continues and has_text)
+    return TextStream(
+        tokenizer,
+        spec.stop,
+        mid_text=continues and has_text,
+        keep_stop=spec.include_stop,
+        min_tokens=spec.min_tokens,
+    )
 
 
 def lead_text(tokenizer: Tokenizer, spec: GenerationSpec, prompt_ids: Sequence[int]) -> str:

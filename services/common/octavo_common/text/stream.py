@@ -52,8 +52,22 @@ class TextStream:
     A token is released when all of its text is certain: no character open at its end, no stop string begun in it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, mid_text: bool = False) -> None:
-        """With mid_text the answer continues the prompt's text instead of opening a text of its own."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        mid_text: bool = False,
+        keep_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        """With mid_text the answer continues the prompt's text instead of opening a text of its own.
+
+        With keep_stop a stop string stays in the answer, which ends with its last character. Stop strings are looked
+        for behind the first min_tokens tokens.
+        """
+        self._keep_stop = keep_stop
+        self._num_unwatched = min_tokens
         self._make_detokenizer = partial(Detokenizer, tokenizer, mid_text=mid_text)
         self._detokenizer = self._make_detokenizer()
         self._matcher = StopMatcher(stop)
@@ -128,16 +142,22 @@ class TextStream:
         return Released(texts=tuple(self._texts))
 
     def _take(self, token: TokenText) -> bool:
-        """Add a token whose text is known; True when a stop string is complete: num_chars is then where it begins."""
-        found = self._matcher.push(token.text)
+        """Add a token whose text is known; True when a stop string is complete: the answer then ends at num_chars."""
+        found = None
+        if self._num_unwatched:
+            self._num_unwatched -= 1
+        else:
+            found = self._matcher.push(token.text)
         end = self._num_chars + len(token.text)
         self._held.append(_Held(token.text, token.whole, end))
         if found is not None:
             num_read, length = found
-            self._num_chars += num_read - length
+            self._num_chars += num_read if self._keep_stop else num_read - length
             return True
         self._num_chars = end
-        while self._held and self._held[0].end <= end - self._matcher.num_held:
+        # A stop string that is kept takes nothing from the tokens in which it begins: none has to wait for its end.
+        num_held = 0 if self._keep_stop else self._matcher.num_held
+        while self._held and self._held[0].end <= end - num_held:
             text, whole, _ = self._held.popleft()
             self._safe.append(text)
             if whole:
@@ -145,7 +165,7 @@ class TextStream:
         return False
 
     def _stop(self, before: int) -> Released:
-        """End the answer with the token in which character number num_chars would begin."""
+        """End the answer at character number num_chars, with the token in which that would begin if it is not whole."""
         self._ended = True
         for text, _, end in self._held:
             num_beyond = max(0, end - self._num_chars)

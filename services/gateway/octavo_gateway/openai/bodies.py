@@ -6,11 +6,12 @@ Values are checked for their types only: their ranges are `validation`'s.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from octavo_gateway.openai.errors import BadRequest
+from octavo_gateway.openai.parts import Body, ChatMessageBody, Flag, OptionalText, StreamOptions, TextPart
 from octavo_gateway.openai.support import refuse_unknown_options, refuse_unsupported
 from octavo_gateway.requests import Message, OnDisconnect, RawRequest
 
@@ -18,45 +19,7 @@ from octavo_gateway.requests import Message, OnDisconnect, RawRequest
 DEFAULT_COMPLETION_TOKENS = 16
 
 
-def _none_is_empty(value: Any) -> Any:
-    return "" if value is None else value
-
-
-def _none_is_false(value: Any) -> Any:
-    return False if value is None else value
-
-
-OptionalText = Annotated[str, BeforeValidator(_none_is_empty)]
-Flag = Annotated[bool, BeforeValidator(_none_is_false)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-
-class StreamOptions(_Model):
-    """What a stream carries beside its text."""
-
-    include_usage: Flag = False
-    # The usage so far in every chunk.
-    continuous_usage_stats: Flag = False
-
-
-class TextPart(_Model):
-    """A piece of a message."""
-
-    type: str
-    text: str | None = None
-
-
-class ChatMessageBody(_Model):
-    """One turn of a conversation."""
-
-    role: str
-    content: str | list[TextPart] | None = None
-
-
-class GenerationBody(_Model):
+class GenerationBody(Body):
     """What both kinds of generation have in common."""
 
     model: OptionalText = ""
@@ -68,7 +31,16 @@ class GenerationBody(_Model):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: Flag = False
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # By token id, as text: JSON has no other keys.
+    logit_bias: dict[str, float] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
     min_tokens: int | None = None
+    include_stop_str_in_output: Flag = False
     stream: Flag = False
     stream_options: StreamOptions | None = None
     # Beyond OpenAI's API, as in octavo.v1.
@@ -90,6 +62,15 @@ class GenerationBody(_Model):
             "stop": (stop,) if isinstance(stop, str) else tuple(stop),
             "stop_token_ids": tuple(self.stop_token_ids or ()),
             "ignore_eos": self.ignore_eos,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": _by_token(self.logit_bias or {}),
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "bad_words": tuple(self.bad_words or ()),
+            "allowed_token_ids": tuple(self.allowed_token_ids or ()),
+            "min_tokens": self.min_tokens or 0,
+            "include_stop": self.include_stop_str_in_output,
             "priority": self.priority or 0,
             "timeout_s": self.timeout_s,
             "on_disconnect": OnDisconnect(self.on_disconnect or "cancel"),
@@ -97,18 +78,6 @@ class GenerationBody(_Model):
             "cache_salt": self.cache_salt,
             "idempotency_key": idempotency_key,
         }
-
-    def check_min_tokens(self, max_tokens: int | None) -> None:
-        """min_tokens is taken where it changes nothing: it is 0, or nothing can end the answer before max_tokens."""
-        if not self.min_tokens:
-            return
-        fits = max_tokens is None or self.min_tokens <= max_tokens
-        if not (self.ignore_eos and fits and not self.stop and not self.stop_token_ids):
-            raise BadRequest(
-                "min_tokens is supported only together with ignore_eos, without stop, and up to max_tokens",
-                code="UNSUPPORTED_PARAMETER",
-                param="min_tokens",
-            )
 
 
 class ChatBody(GenerationBody):
@@ -124,7 +93,6 @@ class ChatBody(GenerationBody):
             raise BadRequest(
                 "max_tokens and max_completion_tokens differ", code="INVALID_ARGUMENT", param="max_completion_tokens"
             )
-        self.check_min_tokens(max_tokens)
         messages = [_message(m, f"messages[{n}]") for n, m in enumerate(self.messages)]
         return RawRequest(messages=messages, max_tokens=max_tokens, **self.common(idempotency_key))
 
@@ -138,7 +106,6 @@ class CompletionBody(GenerationBody):
     def raw_request(self, idempotency_key: str) -> RawRequest:
         """The request in the gateway's terms."""
         max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        self.check_min_tokens(max_tokens)
         prompt = self._only_prompt()
         given = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
         return RawRequest(echo=self.echo, max_tokens=max_tokens, **given, **self.common(idempotency_key))
@@ -184,7 +151,15 @@ def parse_completion(value: Any) -> tuple[CompletionBody, tuple[str, ...]]:
     return body, (*refuse_unsupported(body.model_extra or {}), *_ignored_options(body))
 
 
-def _extras(model: _Model) -> list[str]:
+def _by_token(biases: dict[str, float]) -> dict[int, float]:
+    """Biases by token id."""
+    wrong = next((key for key in biases if not (key.isascii() and key.isdigit() and len(key) < 11)), None)
+    if wrong is not None:
+        raise BadRequest(f"logit_bias: {wrong[:64]!r} is no token id", code="INVALID_ARGUMENT", param="logit_bias")
+    return {int(key): bias for key, bias in biases.items()}
+
+
+def _extras(model: Body) -> list[str]:
     return [name for name, value in (model.model_extra or {}).items() if value is not None]
 
 

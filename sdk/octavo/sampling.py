@@ -1,0 +1,62 @@
+"""Builds the part of a request that says how tokens are chosen. Pure; the values in it are the gateway's to judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from octavo.v1 import common_pb2
+
+
+def sampling(
+    *,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    include_stop: bool = False,
+    stop_token_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    min_tokens: int = 0,
+    repetition_penalty: float | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    bad_words: Sequence[str] = (),
+    allowed_token_ids: Sequence[int] = (),
+) -> common_pb2.Sampling:
+    """Build the message; None leaves a value to the platform's default.
+
+    ``min_p`` drops tokens below this part of the likeliest one's probability. ``repetition_penalty`` divides the logits
+    of tokens of prompt and answer (1 changes nothing), ``presence_penalty`` and ``frequency_penalty`` are taken from
+    those of the answer, once and for each occurrence. ``logit_bias`` adds to single tokens' logits. ``bad_words`` never
+    come; ``allowed_token_ids``, if given, are the only ones that may. Before ``min_tokens`` nothing ends the answer;
+    with ``include_stop`` it keeps the stop string that ended it.
+    """
+    built = common_pb2.Sampling(
+        stop=[stop] if isinstance(stop, str) else stop,
+        include_stop=include_stop,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+        min_tokens=min_tokens,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=dict(logit_bias or {}),
+        bad_words=bad_words,
+        allowed_token_ids=allowed_token_ids,
+    )
+    optional = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "repetition_penalty": repetition_penalty,
+    }
+    for name, value in optional.items():
+        if value is not None:
+            setattr(built, name, value)
+    return built
