@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jobs": ("jobs", "Look at jobs and steer them."),
     "workers": ("workers", "Show the workers."),
     "models": ("models", "Fetch and list models."),
+    "plan": ("plan", "Say what a model needs of a device."),
     "keys": ("keys", "Make, show and revoke API keys."),
     "db": ("db", "Look at the database."),
 }
