@@ -1,4 +1,4 @@
-"""Small random Llama checkpoints made by transformers, the same written as GGUF, and attention to run them with."""
+"""Small random checkpoints made by transformers, the same written as GGUF, and attention to run them with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,24 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
 
 TEXTS = [
     "An octavo is a sheet folded into eight leaves. It's 1,234 pages; they've read 56 of them, and we'll go on.",
@@ -38,7 +55,13 @@ def train_bpe(vocab_size: int = 320, specials: tuple[str, ...] = ("<|end|>", "<|
 
 
 def make_llama(folder: Path, *, seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
-    """Save a random checkpoint with a tokenizer; returns the model as transformers runs it."""
+    """Save a random Llama checkpoint with a tokenizer; returns the model as transformers runs it."""
+    return make_model(folder, "llama", seed=seed, **overrides)
+
+
+def make_model(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Any:
+    """Save a random checkpoint of a family with a tokenizer; returns the model as transformers runs it."""
+    make_config, make = FAMILIES[family]
     values = {
         "vocab_size": 330,
         "hidden_size": 48,
@@ -54,7 +77,7 @@ def make_llama(folder: Path, *, seed: int = 0, **overrides: Any) -> LlamaForCaus
         **overrides,
     }
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**values)).eval().to(torch.float32)
+    model = make(make_config(**values)).eval().to(torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Norms and biases away from their neutral start, so that a forgotten one shows.
@@ -76,14 +99,16 @@ def edit_config(folder: Path, **values: Any) -> None:
 
 def write_gguf(
     path: Path,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     *,
     extra: Callable[[gguf.GGUFWriter], None] | None = None,
     quantize: dict[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
-    """Write the checkpoint as llama.cpp's converter does: its names, q and k rows paired side by side."""
+    """Write the checkpoint as llama.cpp's converter does: its names, and for `llama` rows of q and k paired."""
     config = model.config
-    writer = gguf.GGUFWriter(str(path), "llama")
+    architecture = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("tiny")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -91,21 +116,22 @@ def write_gguf(
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     add_bpe(writer, train_bpe())
     if extra is not None:
         extra(writer)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.numpy()
         for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
-            if f".{part}." in name:
+            if f".{part}." in name and architecture == "llama":
                 paired = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2)
                 values = paired.reshape(values.shape)
         stem, _, suffix = name.rpartition(".")
@@ -138,9 +164,10 @@ def add_bpe(writer: gguf.GGUFWriter, tokenizer: Tokenizer, *, pre: str = "gpt-2"
 
 
 class CausalAttention:
-    """Plain attention over everything that one sequence has fed so far."""
+    """Plain attention over everything that one sequence has fed so far, or what a layer's window leaves of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: Callable[[int], int | None] = lambda layer: None) -> None:
+        self._window = window
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
 
@@ -151,7 +178,11 @@ class CausalAttention:
         v = v_TGH.clone() if past is None else torch.cat((self._values[layer], v_TGH))
         self._keys[layer], self._values[layer] = k, v
         num_new, num_all = q_TNH.shape[0], k.shape[0]
-        mask = torch.arange(num_all)[None] <= torch.arange(num_all - num_new, num_all)[:, None]
+        position_T1 = torch.arange(num_all - num_new, num_all)[:, None]
+        mask = torch.arange(num_all)[None] <= position_T1
+        window = self._window(layer)
+        if window is not None:
+            mask &= torch.arange(num_all)[None] > position_T1 - window
         q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q_TNH, k, v))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         return out[0].transpose(0, 1)
@@ -159,7 +190,7 @@ class CausalAttention:
 
 def run(model: Any, tokens: list[int], *, chunks: list[int] | None = None) -> Tensor:
     """Logits of all tokens, fed in chunks of the given sizes."""
-    attention, position, parts = CausalAttention(), 0, []
+    attention, position, parts = CausalAttention(model.config.window), 0, []
     lengths = torch.full((len(tokens),), chunks[0] if chunks else len(tokens))
     with torch.inference_mode():
         for size in chunks or [len(tokens)]:
@@ -171,7 +202,7 @@ def run(model: Any, tokens: list[int], *, chunks: list[int] | None = None) -> Te
     return torch.cat(parts)
 
 
-def oracle(model: LlamaForCausalLM, tokens: list[int]) -> Tensor:
+def oracle(model: Any, tokens: list[int]) -> Tensor:
     """Logits of all tokens from transformers."""
     with torch.inference_mode():
         return model(torch.tensor([tokens]), use_cache=False).logits[0]

@@ -63,13 +63,22 @@ class ModelConfig:
     rms_eps: float
     rope: RopeConfig
     tie_embeddings: bool
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
     mlp_bias: bool = False
+    head_norms: bool = False
+    """Whether each head of q and k is normalised before it rotates."""
+    windows: tuple[int | None, ...] = ()
+    """How many keys a token sees in each layer, its own and the last ones before it; None is all. Empty: all in all."""
     context_length: int
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """What we compute in."""
+
+    def window(self, layer: int) -> int | None:
+        """How many keys a token sees in a layer; None is all."""
+        return self.windows[layer] if self.windows else None
 
     @property
     def stretches_beyond(self) -> int | None:

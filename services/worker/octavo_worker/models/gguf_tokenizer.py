@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from octavo_common.text.bundle import TokenizerBundle, UnsupportedTokenizer
 from octavo_worker.models.base import InvalidModel
 from octavo_worker.models.gguf import GgufFile
-from octavo_worker.models.gguf_checkpoint import eos_ids
+from octavo_worker.models.gguf_config import eos_ids
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _SPACE = "\u2581"

@@ -1,25 +1,23 @@
-"""Loads a model from a path: which reader, which family, which tokenizer. The only module that knows them all."""
+"""Loads a model from a path: which reader, which decoder, which tokenizer. The only module that knows them all."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from octavo_common.errors import InvalidArgument
 from octavo_common.models.digest import files_digest
 from octavo_common.text.bundle import TokenizerBundle
-from octavo_worker.models.base import InvalidModel, LoadedModel, Model, ModelConfig
-from octavo_worker.models.checkpoint import Checkpoint
+from octavo_worker.models.base import InvalidModel, LoadedModel, ModelConfig
 from octavo_worker.models.config import read_config
+from octavo_worker.models.decoder import Decoder, num_parameters
 from octavo_worker.models.gguf import read_gguf
-from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, gguf_config, quantization
+from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, quantization
+from octavo_worker.models.gguf_config import gguf_config
 from octavo_worker.models.gguf_tokenizer import gguf_bundle
-from octavo_worker.models.llama import Llama, num_parameters
 from octavo_worker.models.weights import SafetensorsCheckpoint, weight_files
 
-_FAMILIES: dict[str, Callable[[ModelConfig, Checkpoint], Model]] = {"llama": Llama}
 _PRECISIONS = ("float32",)
 
 
@@ -58,7 +56,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     bundle = gguf_bundle(file)
     _check_vocabulary(bundle, config, str(path))
     with GgufCheckpoint(file, config) as checkpoint:
-        model = _FAMILIES[config.family](config, checkpoint)
+        model = Decoder(config, checkpoint)
     return LoadedModel(
         model=model,
         config=config,
@@ -77,7 +75,7 @@ def _load_directory(directory: Path, name: str) -> LoadedModel:
     bundle = TokenizerBundle.from_directory(directory)
     _check_vocabulary(bundle, config, str(directory))
     with SafetensorsCheckpoint(directory) as checkpoint:
-        model = _FAMILIES[config.family](config, checkpoint)
+        model = Decoder(config, checkpoint)
     return LoadedModel(
         model=model,
         config=config,

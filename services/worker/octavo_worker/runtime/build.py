@@ -115,6 +115,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=BLOCK_SIZE,
+        sliding_window=bool(model.windows),
     )
     attention = select(backends(deps, config.attention_backend), need)
     num_blocks = config.kv_bytes // block_bytes(

@@ -29,10 +29,11 @@ class ModelRunner:
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Hidden states ``[T, D]``; writes the tokens' keys and values into the pool."""
         plan = self._attention.plan(inputs.attention)
+        window = self._model.config.window
         lengths_T = inputs.prompt_lengths_T if self._model.config.needs_prompt_lengths else None
 
         def attend(layer: int, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor) -> Tensor:
-            return self._attention.attend(q_TNH, k_TGH, v_TGH, self._kv, plan, layer)
+            return self._attention.attend(q_TNH, k_TGH, v_TGH, self._kv, plan, layer, window(layer))
 
         with torch.inference_mode():
             return self._model.forward(inputs.tokens_T, inputs.positions_T, attend, prompt_lengths_T=lengths_T)

@@ -1,4 +1,7 @@
-"""The Llama family: pre-norm decoder with grouped attention and a gated feed-forward, in float32.
+"""The decoder of all families: pre-norm layers of grouped attention and a gated feed-forward, in float32.
+
+What sets families apart is in the ModelConfig (biases, norms of heads, angles, windows); no family is named here.
+Windows are the attention's business, which is a callable of the runner.
 
 Legend: T tokens, S sampled rows, D hidden, N query heads, G key-value heads, H head dim, V vocabulary.
 q, k and v are one matrix, gate and up another: one product each instead of five.
@@ -14,6 +17,7 @@ from torch import Tensor
 
 from octavo_worker.models.base import Attend, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint, Shape, read_rows, require
+from octavo_worker.models.head_norms import HeadNorm, NoHeadNorm, RmsHeadNorm
 from octavo_worker.models.layers import Linear, RmsNorm, Rope, interleave, silu_gate
 
 # Buffers that old checkpoints carry, and the head that a tied checkpoint may store twice.
@@ -24,14 +28,15 @@ _IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
 class _Layer:
     attention_norm: RmsNorm
     qkv: Linear
+    head_norm: HeadNorm
     out: Linear
     mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
 
 
-class Llama:
-    """A Llama model whose weights are in memory."""
+class Decoder:
+    """A model whose weights are in memory."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
         """Read all weights; raises InvalidModel when they do not fit the configuration."""
@@ -63,6 +68,7 @@ class Llama:
         x_TD = F.embedding(tokens_T, self._embedding_VD)
         for index, layer in enumerate(self._layers):
             heads_TXH = layer.qkv(layer.attention_norm(x_TD)).view(num_tokens, -1, head_dim)
+            layer.head_norm(heads_TXH[:, :num_rotated])
             self._rope.rotate_(heads_TXH[:, :num_rotated], table)
             out_TNH = attend(index, heads_TXH[:, :num_q], heads_TXH[:, num_q:num_rotated], heads_TXH[:, num_rotated:])
             x_TD.add_(layer.out(out_TNH.reshape(num_tokens, num_q * head_dim)))
@@ -79,10 +85,10 @@ def tensors(config: ModelConfig) -> dict[str, Shape]:
     hidden, wide = config.hidden, config.intermediate
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     matrices = {
-        "self_attn.q_proj": (q, hidden, config.attention_bias),
-        "self_attn.k_proj": (kv, hidden, config.attention_bias),
-        "self_attn.v_proj": (kv, hidden, config.attention_bias),
-        "self_attn.o_proj": (hidden, q, config.attention_bias),
+        "self_attn.q_proj": (q, hidden, config.qkv_bias),
+        "self_attn.k_proj": (kv, hidden, config.qkv_bias),
+        "self_attn.v_proj": (kv, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, q, config.out_bias),
         "mlp.gate_proj": (wide, hidden, config.mlp_bias),
         "mlp.up_proj": (wide, hidden, config.mlp_bias),
         "mlp.down_proj": (hidden, wide, config.mlp_bias),
@@ -92,6 +98,9 @@ def tensors(config: ModelConfig) -> dict[str, Shape]:
         prefix = f"model.layers.{index}."
         wanted[f"{prefix}input_layernorm.weight"] = (hidden,)
         wanted[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+        if config.head_norms:
+            wanted[f"{prefix}self_attn.q_norm.weight"] = (config.head_dim,)
+            wanted[f"{prefix}self_attn.k_norm.weight"] = (config.head_dim,)
         for name, (rows, columns, bias) in matrices.items():
             wanted[f"{prefix}{name}.weight"] = (rows, columns)
             if bias:
@@ -124,13 +133,30 @@ def _read_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> _Lay
             [f"self_attn.{n}_proj" for n in "qkv"],
             q + 2 * kv,
             hidden,
-            config.attention_bias,
+            config.qkv_bias,
             num_rotated=config.num_heads + config.num_kv_heads,
         ),
-        out=linear(["self_attn.o_proj"], hidden, q, config.attention_bias),
+        head_norm=_read_head_norm(config, checkpoint, prefix) if config.head_norms else NoHeadNorm(),
+        out=linear(["self_attn.o_proj"], hidden, q, config.out_bias),
         mlp_norm=norm("post_attention_layernorm"),
         gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], 2 * wide, hidden, config.mlp_bias),
         down=linear(["mlp.down_proj"], hidden, wide, config.mlp_bias),
+    )
+
+
+def _read_head_norm(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> HeadNorm:
+    """The dims of the weights follow those of the heads, which are interleaved too."""
+    q_weight_H, k_weight_H = (
+        interleave(
+            read_rows(checkpoint, [f"{prefix}self_attn.{name}_norm.weight"], (config.head_dim,)),
+            1,
+            config.head_dim,
+            config.rope.dim,
+        )
+        for name in "qk"
+    )
+    return RmsHeadNorm(
+        q_weight_H, k_weight_H, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, eps=config.rms_eps
     )
 
 
