@@ -137,10 +137,9 @@ def test_what_the_configuration_leaves_out_is_what_transformers_takes(tmp_path: 
 
 
 @pytest.mark.parametrize("family", NEW_FAMILIES)
-@pytest.mark.parametrize("chunks", [[1] * 50, [17, 17, 16]], ids=["ones", "seventeens"])
-def test_chunks_do_not_change_the_logits(tmp_path: Path, family: str, chunks: list[int]) -> None:
+def test_chunks_do_not_change_the_logits(tmp_path: Path, family: str) -> None:
     theirs = make_model(tmp_path, family, **UPPER)
-    _close(run(load_model(tmp_path).model, TOKENS, chunks=chunks), oracle(theirs, TOKENS))
+    _close(run(load_model(tmp_path).model, TOKENS, chunks=[1] * 10 + [17, 23]), oracle(theirs, TOKENS))
 
 
 @pytest.mark.parametrize(
