@@ -10,8 +10,8 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 
-from octavo_worker.engine.plan import BatchPlan, Draft, RowPlan, RowResult, StepResult
-from octavo_worker.engine.types import Request, SamplingParams, SeqId
+from octavo_worker.engine.plan import BatchPlan, Draft, KVOps, RowPlan, RowResult, StepResult
+from octavo_worker.engine.types import Request, SamplingParams, SeqId, TokenLogprobs
 
 VOCAB_SIZE = 97
 
@@ -26,14 +26,26 @@ def must(holds: bool, rule: str) -> None:
         raise Violation(rule)
 
 
-def next_token(context: Sequence[int], params: SamplingParams) -> int:
-    """The token after a context; greedy requests do not depend on the seed."""
-    seed = params.seed if params.temperature else 0
-    return zlib.crc32(array("q", [seed, *context]).tobytes()) % VOCAB_SIZE
+def next_token(context: Sequence[int], params: SamplingParams, choice: int = 0) -> int:
+    """The token after a context; greedy requests depend on neither seed nor choice."""
+    key = (params.seed, choice) if params.temperature else (0, 0)
+    return zlib.crc32(array("q", [*key, *context]).tobytes()) % VOCAB_SIZE
 
 
-def expected_output(request: Request, max_sequence_tokens: int) -> list[int]:
-    """Brute force: the whole output of a request, with no blocks, chunks or batches."""
+def logprob(context: Sequence[int], token: int) -> float:
+    """What a token gets after a context; no two tokens the same."""
+    noise = zlib.crc32(array("q", [token, *context]).tobytes()) % 2**16
+    return -(noise * VOCAB_SIZE + token) / 2**20
+
+
+def best_tokens(context: Sequence[int], num: int) -> tuple[tuple[int, float], ...]:
+    """The most likely tokens, best first."""
+    found = sorted(((token, logprob(context, token)) for token in range(VOCAB_SIZE)), key=lambda pair: -pair[1])
+    return tuple(found[:num])
+
+
+def expected_output(request: Request, max_sequence_tokens: int, choice: int = 0) -> list[int]:
+    """Brute force: the whole output of one choice, with no blocks, chunks or batches."""
     params, output = request.params, list(request.output)
 
     def ended() -> bool:
@@ -42,7 +54,7 @@ def expected_output(request: Request, max_sequence_tokens: int) -> list[int]:
         return any(token in params.stop_token_ids for token in output)
 
     while not ended():
-        output.append(next_token([*request.prompt, *output], params))
+        output.append(next_token([*request.prompt, *output], params, choice))
     return output
 
 
@@ -62,6 +74,8 @@ class TinyExecutor:
         self.plans: list[BatchPlan] = []
         self._size = block_size
         self._memory: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self._host: dict[int, list[int | None]] = {}
+        self._kv_step = 0
         self._tables: dict[SeqId, list[int]] = {}
         self._params: dict[SeqId, SamplingParams] = {}
         self._fails = fails
@@ -73,8 +87,10 @@ class TinyExecutor:
         return set(self._tables)
 
     def run(self, plan: BatchPlan) -> StepResult:
-        """Compute all rows, or raise and change nothing."""
+        """Compute all rows, or raise after it has written into slots from the rows' starts on, as it may."""
+        self._move(plan.step, plan.kv)
         if self._fails(plan):
+            self._scribble(plan)
             raise RuntimeError("planted failure")
         self.plans.append(plan)
         for seq_id in plan.gone:
@@ -86,6 +102,25 @@ class TinyExecutor:
             results[row.id] = self._run_row(row, written)
         return StepResult(rows=results)
 
+    def _move(self, step: int, ops: KVOps) -> None:
+        if step == self._kv_step:
+            return
+        self._kv_step = step
+        for block, slot in ops.stores_out:
+            self._host[slot] = list(self._memory[block])
+        for source, target in ops.copies:
+            self._memory[target] = list(self._memory[source])
+        for slot, block in ops.loads:
+            must(slot in self._host, "loads what was never stored")
+            self._memory[block] = list(self._host[slot])
+
+    def _scribble(self, plan: BatchPlan) -> None:
+        for row in plan.rows:
+            known = [] if row.params is not None else self._tables[row.id]
+            table = [*known[: row.first_block], *row.new_blocks]
+            for position in range(row.start, row.start + len(row.tokens) + len(row.draft)):
+                self._memory[table[position // self._size]][position % self._size] = -1
+
     def _run_row(self, row: RowPlan, written: set[int]) -> RowResult:
         if row.params is not None:
             must(row.id not in self._tables, "a known row came as new")
@@ -93,8 +128,8 @@ class TinyExecutor:
             self._params[row.id] = row.params
         must(row.params is not None or row.id in self._tables, "an unknown row came as known")
         table = self._tables.setdefault(row.id, [])
-        must(row.first_block == len(table), "blocks came twice or are missing")
-        table[row.first_block :] = row.new_blocks
+        must(row.first_block <= len(table), "blocks are missing")
+        table[row.first_block :] = row.new_blocks  # by index: a row that is told twice is the same
         must(bool(row.tokens), "a row without tokens")
         end = row.start + len(row.tokens)
         fed = [*row.tokens, *row.draft.tokens]
@@ -105,19 +140,38 @@ class TinyExecutor:
             self._memory[table[position // self._size]][position % self._size] = token
         if not row.wants:
             return RowResult()
-        must(list(row.wants) == [end - 1], "the last fed token is the one that gives logits")
         context = self._read(table, end)
         params = self._params[row.id]
+        scored = tuple(
+            TokenLogprobs(logprob(context[: row.wants.start + 1 + i], token), 1) for i, token in enumerate(row.scored)
+        )
+        if not row.draws and not row.num_candidates:
+            must(len(row.scored) == len(row.wants), "positions whose logits nobody needs")
+            return RowResult(prompt_logprobs=scored)
+        must(row.wants.stop == end, "the last fed token is the one that gives logits")
+        must(bool(row.draws) != bool(row.num_candidates), "a token is drawn, or candidates are told")
+        if row.num_candidates:
+            return RowResult(candidates=best_tokens(context, row.num_candidates), prompt_logprobs=scored)
+        must(row.draws[0] == row.id.choice, "a row draws for itself first")
         tokens: list[int] = []
         # Chains only: a node is right when it is the token that follows.
         for guess in [*row.draft.tokens, None]:
-            token = next_token([*context, *tokens], params)
+            token = next_token([*context, *tokens], params, row.id.choice)
             tokens.append(token)
             if guess != token:
                 break
-        return RowResult(tokens=tuple(tokens), draft=self._propose([*context, *tokens], params))
+        wants_logprobs = params.num_logprobs is not None
+        return RowResult(
+            tokens=tuple(tokens),
+            logprobs=tuple(TokenLogprobs(0.0, token) for token in tokens) if wants_logprobs else (),
+            siblings=tuple(next_token(context, params, choice) for choice in row.draws[1:]),
+            sibling_logprobs=(TokenLogprobs(0.0, 0),) * (len(row.draws) - 1) if wants_logprobs else (),
+            prompt_logprobs=scored,
+            draft=self._propose([*context, *tokens], params),
+        )
 
     def _read(self, table: list[int], num_tokens: int) -> list[int]:
         context = [self._memory[table[i // self._size]][i % self._size] for i in range(num_tokens)]
         must(None not in context, "read a slot that was never written")
+        must(-1 not in context, "read a slot that only a failed step has written")
         return [token for token in context if token is not None]

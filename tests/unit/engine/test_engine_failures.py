@@ -118,7 +118,7 @@ class Exporting(LocalKV):
         return True
 
     def take_ops(self):
-        return KVOps(stores_out=(0,))
+        return KVOps(stores_new=(0,))
 
     def on_done(self, done):
         self.done.append(done)
@@ -150,7 +150,7 @@ def test_blocks_of_an_ended_sequence_are_held_until_the_planner_has_saved_them()
 
 def test_kv_operations_go_to_the_executor_once_although_the_step_is_repeated():
     kv = LocalKV()
-    planned = [KVOps(stores_out=(1,))]
+    planned = [KVOps(stores_new=(1,))]
     kv.take_ops = lambda: planned.pop() if planned else KVOps()
 
     class FailsOnPairs(Saving):
@@ -164,5 +164,5 @@ def test_kv_operations_go_to_the_executor_once_although_the_step_is_repeated():
     for id in "abc":
         bench.add(make_request(id, [ord(id)], max_tokens=2))
     bench.run()
-    assert [ops for ops in executor.ops if ops.stores_out] == [KVOps(stores_out=(1,))]
+    assert [ops for ops in executor.ops if ops.stores_new] == [KVOps(stores_new=(1,))]
     assert all(outcome.finish is FinishReason.LENGTH for outcome in bench.outcomes.values())

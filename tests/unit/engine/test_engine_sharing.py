@@ -63,8 +63,8 @@ def test_the_hash_of_a_block_depends_on_all_that_came_before_it():
     def keys(prompt):
         bench = Bench()
         bench.add(make_request("a", prompt))
-        (seq,) = bench.scheduler._queue
-        return [key.hash for key in seq.block_keys(len(prompt) // 4, 4)]
+        (seq,) = bench.queue
+        return [seq.key(index, 4).hash for index in range(len(prompt) // 4)]
 
     same_end = keys([1, 2, 3, 4, 9, 9, 9, 9])[1], keys([4, 3, 2, 1, 9, 9, 9, 9])[1]
     assert len(set(same_end)) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo_worker.engine.plan import RowPlan
+from octavo_worker.engine.tables import Copy
 from octavo_worker.engine.types import SeqId
 
 
@@ -17,6 +18,8 @@ class Batch:
     # What of it is left for known tokens beside one-token rows.
     prompt_budget: int
     rows: dict[SeqId, RowPlan] = field(default_factory=dict[SeqId, RowPlan])
+    # Blocks to copy before a row writes into its own.
+    copies: dict[SeqId, Copy] = field(default_factory=dict[SeqId, Copy])
     num_decode_tokens: int = 0
     num_prompt_tokens: int = 0
     num_preempted: int = 0
@@ -29,6 +32,7 @@ class Batch:
     def refund(self, row: RowPlan, *, decodes: bool) -> None:
         """Take a row out again: its sequence was preempted for another one."""
         del self.rows[row.id]
+        self.copies.pop(row.id, None)
         self._count(row, decodes, -1)
 
     def _count(self, row: RowPlan, decodes: bool, sign: int) -> None:

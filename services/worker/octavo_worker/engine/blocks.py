@@ -130,20 +130,28 @@ class BlockPool:
     def seal(self, block: BlockId, key: BlockKey, parent: Seal) -> Seal:
         """Make a full, computed block findable after its parent.
 
-        Returns the canonical block of that content: another one if the content was known already. Children must name
-        the canonical block as parent, else they could not be found through it.
+        Returns the canonical block of that content: another one, or its own earlier seal, if the content was known
+        already. Children must name the canonical block as parent, else they could not be found through it.
         """
         assert self._refs[block] > 0, "only a used block can be sealed"
-        assert block not in self._entries, "a block is sealed once in a life"
         entry = (key, parent)
         known = self._index.get(entry)
         if known is not None:
             return known
+        assert block not in self._entries, "a block is sealed once in a life"
         self._num_lives += 1
         seal = Seal(block, self._num_lives)
         self._index[entry] = seal
         self._entries[block] = entry
         return seal
+
+    def retake(self, seal: Seal) -> bool:
+        """Take a reference to a sealed block if it still lives the life that the seal names."""
+        entry = self._entries.get(seal.block)
+        if entry is None or self._index[entry] != seal:
+            return False
+        self._take(seal.block)
+        return True
 
     def fork(self, block: BlockId) -> BlockId:
         """Share a used block: one more reference to it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo_worker.engine.types import BlockId, SamplingParams, SeqId, Token, TokenLogprobs
+from octavo_worker.engine.types import BlockId, HostSlot, SamplingParams, SeqId, Token, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,17 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVOps:
-    """Movements of blocks, run in this order: stores_out, copies, loads, the forward, stores_new."""
+    """Movements of blocks, run in this order, pair after pair: stores_out, copies, loads, the forward, stores_new.
 
-    stores_out: tuple[BlockId, ...] = ()
+    A block that is written by one of them, or given to a row, may be the source of an earlier one.
+    """
+
+    # (block, slot of host memory)
+    stores_out: tuple[tuple[BlockId, HostSlot], ...] = ()
     # (from, to)
     copies: tuple[tuple[BlockId, BlockId], ...] = ()
-    loads: tuple[BlockId, ...] = ()
+    # (slot of host memory, block)
+    loads: tuple[tuple[HostSlot, BlockId], ...] = ()
     stores_new: tuple[BlockId, ...] = ()
 
 
@@ -84,7 +89,7 @@ NO_KV_OPS = KVOps()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVDone:
-    """Which movements ended."""
+    """Which movements ended that are not bound to their step; all others have ended when its result is there."""
 
     # Sequences whose held blocks may go back to the pool.
     saved: tuple[SeqId, ...] = ()

@@ -31,12 +31,17 @@ class Executor(Protocol):
 class QueuePolicy(Protocol):
     """The order of the waiting sequences, and by rank also who is preempted last."""
 
-    def rank(self, request: Request, *, arrival: int, step: int) -> tuple[int, int]:
-        """Place of a request among all; smaller is served first. Asked once, at arrival; must be unique."""
+    @property
+    def patience_steps(self) -> int | None:
+        """So many steps after its arrival a request passes all that are not as old; None is never."""
+        ...
+
+    def rank(self, request: Request, *, arrival: int, step: int) -> float:
+        """Place of a request among all; smaller is served first, of equals the earlier. Asked once, at arrival."""
         ...
 
     def push(self, seq: Sequence) -> None:
-        """Take a new or preempted sequence into its place."""
+        """Take a new sequence into its place."""
         ...
 
     def peek(self) -> Sequence:
@@ -49,6 +54,10 @@ class QueuePolicy(Protocol):
 
     def remove(self, seq: Sequence) -> None:
         """Take one out from anywhere."""
+        ...
+
+    def served(self, request: Request, num_tokens: int) -> None:
+        """So many tokens were generated for a request."""
         ...
 
     def __len__(self) -> int: ...

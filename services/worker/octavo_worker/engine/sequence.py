@@ -1,39 +1,62 @@
-"""The state of one sequence between steps. Knows no pool and no other sequence."""
+"""The state of one sequence between steps. Knows no pool and, but for the beams of one search, no other sequence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
 
+from octavo_worker.engine.beams import BeamSearch
 from octavo_worker.engine.blocks import ROOT, BlockKey, Seal, chain_hash
 from octavo_worker.engine.plan import NO_DRAFT, Draft
 from octavo_worker.engine.types import BlockId, FinishReason, Request, SeqId, Token
+
+Rank = tuple[float, int, int]
+"""Smaller is served first and preempted last: (what the queue says, arrival, choice)."""
 
 
 class Phase(Enum):
     """Where a sequence stands. Preemption leads from RUNNING back to WAITING."""
 
     WAITING = "waiting"
+    # Has its blocks; their content is on its way.
+    AWAITING_KV = "awaiting_kv"
     RUNNING = "running"
     FINISHED = "finished"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
+class Story:
+    """What is told of a sequence beside its tokens. Beams of one search share one."""
+
+    # Prefix hits at the first admission; None before it.
+    num_cached: int | None = None
+    num_preemptions: int = 0
+    # Not yet reported.
+    events: list[str] = field(default_factory=list[str])
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """One request's tokens and blocks. There is no prefill or decode phase, only tokens that have no KV yet."""
+    """One choice's tokens and blocks. There is no prefill or decode phase, only tokens that have no KV yet."""
 
     request: Request
     id: SeqId
-    # Smaller is served first and preempted last; fixed at arrival.
-    rank: tuple[int, int]
+    rank: Rank
     # Hash that the chain of its blocks starts from.
     root: bytes
     # Prompt, then output; [0, num_computed) have KV.
     tokens: list[Token]
+    story: Story
     phase: Phase = Phase.WAITING
     num_computed: int = 0
+    # Tokens to compute before other beams fork off; None: all.
+    goal: int | None = None
+    # Choices to draw at the end of the known tokens: its own, and those that will be forked off there.
+    draws: tuple[int, ...]
     draft: Draft = NO_DRAFT
     table: list[BlockId] = field(default_factory=list[BlockId])
+    # What the table was when the sequence was swapped out: a block that it still holds, or ~slot of host memory.
+    parked: list[int] = field(default_factory=list[int])
     # Canonical blocks of the table's first blocks: those that are full and computed.
     seals: list[Seal] = field(default_factory=list[Seal])
     # Keys of full blocks; kept over preemptions, extended on demand.
@@ -42,17 +65,16 @@ class Sequence:
     num_told_blocks: int = 0
     # The executor knows the row.
     is_told: bool = False
-    # Prefix hits at the first admission; None before it.
-    num_cached: int | None = None
-    num_preemptions: int = 0
+    # Prompt tokens whose log-probabilities were reported, from the second on.
+    num_scored: int = 0
+    # The search that it is a beam of.
+    group: BeamGroup | None = None
     finish: FinishReason | None = None
-    # Not yet reported.
-    events: list[str] = field(default_factory=list[str])
 
     @property
     def num_pending(self) -> int:
         """Known tokens without KV: the whole prompt at first, 1 while decoding, more after forced tokens."""
-        return len(self.tokens) - self.num_computed
+        return (len(self.tokens) if self.goal is None else self.goal) - self.num_computed
 
     @property
     def num_output(self) -> int:
@@ -64,15 +86,27 @@ class Sequence:
         """Came with the output of an earlier attempt and has added nothing yet: whoever reads its stream waits."""
         return 0 < self.num_output == len(self.request.output)
 
-    def block_keys(self, num_blocks: int, block_size: int) -> list[BlockKey]:
-        """Keys of the first blocks; they must be full of known tokens."""
-        while len(self.keys) < num_blocks:
+    @property
+    def unit(self) -> list[Sequence]:
+        """What is planned, preempted and swapped with it, itself included: the beams that have blocks."""
+        if self.group is None:
+            return [self]
+        return [self] if self.goal is not None else self.group.members
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a step that must be kept for it, those of later forks included."""
+        return len(self.draws) if self.group is None else self.group.width
+
+    def key(self, index: int, block_size: int) -> BlockKey:
+        """Key of a block that is full of known tokens."""
+        while len(self.keys) <= index:
             start = len(self.keys) * block_size
             tokens = tuple(self.tokens[start : start + block_size])
             assert len(tokens) == block_size, "only full blocks have keys"
             parent = self.keys[-1].hash if self.keys else self.root
             self.keys.append(BlockKey(chain_hash(parent, tokens), tokens))
-        return self.keys[:num_blocks]
+        return self.keys[index]
 
     def parent_seal(self) -> Seal:
         """What the next block to be sealed names as its parent."""
@@ -84,11 +118,26 @@ class Sequence:
         return ended_by(self.request, self.num_output, token, max_sequence_tokens)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class BeamGroup:
+    """The beams of one search, in its order. All have equally many tokens."""
+
+    search: BeamSearch
+    width: int
+    members: list[Sequence] = field(default_factory=list[Sequence])
+
+    @property
+    def leader(self) -> Sequence:
+        """Stands for all of them in queues."""
+        return self.members[0]
+
+
 def ended_by(request: Request, num_output: int, token: Token, max_sequence_tokens: int) -> FinishReason | None:
     """Whether a sequence ends with this token, the last of so many output tokens."""
-    if token in request.params.stop_token_ids:
+    params = request.params
+    if token in params.stop_token_ids:
         return FinishReason.STOP
-    if num_output >= request.params.max_tokens or len(request.prompt) + num_output >= max_sequence_tokens:
+    if num_output >= params.max_tokens or len(request.prompt) + num_output >= max_sequence_tokens:
         return FinishReason.LENGTH
     return None
 

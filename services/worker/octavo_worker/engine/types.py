@@ -9,6 +9,7 @@ from typing import NamedTuple
 RequestId = str
 Token = int
 BlockId = int
+HostSlot = int
 
 
 class SeqId(NamedTuple):

@@ -19,6 +19,8 @@ from octavo_worker.engine.ports import LocalKV, NeverExit
 from octavo_worker.engine.queueing import PriorityQueue
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.engine.types import Limits
+from octavo_worker.kv.host import map_slots
+from octavo_worker.kv.local import LocalTransfer
 from octavo_worker.models.base import LoadedModel
 from octavo_worker.models.registry import load_model
 from octavo_worker.runtime.executor import TorchExecutor
@@ -141,6 +143,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         inputs=InputBuilder(block_size=BLOCK_SIZE, max_blocks=num_blocks_of_longest(model.context_length, num_blocks)),
         runner=ModelRunner(model=loaded.model, attention=attention, kv=pool),
         verifier=Coupled(),
+        kv=LocalTransfer(pool, map_slots(pool, 0)),
         poison_fresh_blocks=config.poison_fresh_blocks,
     )
     limits = Limits(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from octavo_worker.engine.plan import NO_KV_OPS, BatchPlan, RowResult, StepResult
+from octavo_worker.engine.plan import BatchPlan, RowResult, StepResult
 from octavo_worker.engine.types import SeqId
+from octavo_worker.kv.base import KVTransfer
+from octavo_worker.runtime.choosing import choose
 from octavo_worker.runtime.inputs import InputBuilder
 from octavo_worker.runtime.runner import ModelRunner
 from octavo_worker.verify.base import Verifier
@@ -15,11 +17,18 @@ class TorchExecutor:
     """The engine's executor over a torch model. One thread at a time."""
 
     def __init__(
-        self, *, inputs: InputBuilder, runner: ModelRunner, verifier: Verifier, poison_fresh_blocks: bool = False
+        self,
+        *,
+        inputs: InputBuilder,
+        runner: ModelRunner,
+        verifier: Verifier,
+        kv: KVTransfer,
+        poison_fresh_blocks: bool = False,
     ) -> None:
         self._inputs = inputs
         self._runner = runner
         self._verifier = verifier
+        self._kv = kv
         # For tests: a block that was handed out holds NaN until it is written.
         self._poison = poison_fresh_blocks
 
@@ -30,8 +39,8 @@ class TorchExecutor:
 
     def run(self, plan: BatchPlan) -> StepResult:
         """One result a row. Raises only before anything but slots from the rows' starts on was changed."""
-        assert plan.kv == NO_KV_OPS, "no KV connector is configured"
         self._inputs.forget(plan.gone)
+        self._kv.begin(plan.step, plan.kv)
         results: dict[SeqId, RowResult] = {row.id: _NOTHING for row in plan.rows}
         if not plan.rows:
             return StepResult(rows=results)
@@ -39,14 +48,5 @@ class TorchExecutor:
             self._runner.poison(self._inputs.fresh_blocks(plan.rows))
         inputs = self._inputs.build(plan.rows)
         hidden_TD = self._runner.forward(inputs)
-        counts_R = [1 + len(row.draft) for row in inputs.wanted_rows]
-        for rows, logits_SV in self._runner.logits(hidden_TD, counts_R, inputs.wanted_S):
-            verdicts = self._verifier.verify(inputs.wanted_rows[rows], logits_SV)
-            for seq_id, verdict in zip(inputs.wanted_ids[rows], verdicts, strict=True):
-                results[seq_id] = RowResult(
-                    tokens=verdict.tokens,
-                    siblings=verdict.siblings,
-                    candidates=verdict.candidates,
-                    error=verdict.error,
-                )
+        results.update(choose(inputs, hidden_TD, self._runner, self._verifier))
         return StepResult(rows=results)

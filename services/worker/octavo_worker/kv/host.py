@@ -1,0 +1,22 @@
+"""Host memory for the blocks of preempted sequences. Knows no slots' owners: only how many there are and where."""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import torch
+from torch import Tensor
+
+
+def map_slots(pool: Tensor, num_slots: int) -> Tensor:
+    """``[num_slots, ...]``: room for so many blocks of a pool, in memory of its own.
+
+    Mapped, not allocated: it takes no real memory before a slot is written, and it is one range, so a block is moved
+    by one copy. With a pool on a device it would have to be pinned, for copies that overlap with computing.
+    """
+    shape = (num_slots, *pool.shape[1:])
+    if num_slots == 0:
+        return torch.empty(shape, dtype=pool.dtype)
+    region = mmap.mmap(-1, math.prod(shape) * pool.dtype.itemsize)
+    return torch.frombuffer(region, dtype=torch.uint8).view(pool.dtype).view(shape)
