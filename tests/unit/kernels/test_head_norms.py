@@ -28,7 +28,7 @@ def expected(heads, weight):
 @pytest.mark.parametrize("num_tokens", [1, 5, 200])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_heads_of_q_and_k_are_normalised_in_place_and_those_of_v_are_left(monkeypatch, num_tokens, shape, compiled):
-    num_heads, num_kv_heads, head_dim = shape
+    num_heads, num_kv_heads, _ = shape
     buffer, q_weight, k_weight = make(num_tokens, *shape)
     before = buffer.clone()
     if not compiled:
