@@ -25,6 +25,7 @@ from octavo.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from octavo.planning import ModelPlan, PlanChoices, PlanStep
 from octavo.retry import RetryPolicy
 from octavo.values import (
     Chunk,
@@ -64,9 +65,12 @@ __all__ = [
     "JobState",
     "Jobs",
     "Model",
+    "ModelPlan",
     "NotFoundError",
     "OctavoError",
     "PermissionDeniedError",
+    "PlanChoices",
+    "PlanStep",
     "ResourceExhaustedError",
     "RetryPolicy",
     "StepRecord",

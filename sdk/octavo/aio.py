@@ -9,10 +9,11 @@ from typing import Any, Self
 
 import grpc
 
-from octavo import calls, request
+from octavo import calls, calls_fleet, request
 from octavo.aio_wire import AsyncTokenStream, AsyncWire
 from octavo.clock import Clock, new_idempotency_key
 from octavo.errors import DeadlineExceededError, OctavoError, UnavailableError, from_rpc_error
+from octavo.planning import ModelPlan, PlanChoices
 from octavo.retry import Patience, RetryPolicy, is_broken
 from octavo.settings import resolve
 from octavo.streams import StreamMachine
@@ -149,6 +150,14 @@ class AsyncClient:
     async def models(self) -> list[Model]:
         """List the models that live workers serve."""
         return await self._wire.unary(calls.list_models())
+
+    async def plan(self, model: str, *, device: str, **parameters: Any) -> ModelPlan:
+        """Ask what a model needs of a device; see ``octavo.calls_fleet.plan_model`` for the parameters."""
+        return await self._wire.unary(calls_fleet.plan_model(model, device=device, **parameters))
+
+    async def plan_choices(self) -> PlanChoices:
+        """List what can be planned for by name."""
+        return await self._wire.unary(calls_fleet.plan_choices())
 
     async def workers(self, *, include_dead: bool = False) -> list[Worker]:
         """List the workers whose heartbeat is fresh, or all."""

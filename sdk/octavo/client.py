@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import grpc
 
-from octavo import calls, request
+from octavo import calls, calls_fleet, request
 from octavo.clock import Clock, new_idempotency_key
 from octavo.errors import DeadlineExceededError, OctavoError, UnavailableError, from_rpc_error
+from octavo.planning import ModelPlan, PlanChoices
 from octavo.retry import Patience, RetryPolicy, is_broken
 from octavo.settings import resolve
 from octavo.streams import StreamMachine
@@ -147,6 +148,14 @@ class Client:
     def models(self) -> list[Model]:
         """List the models that live workers serve."""
         return self._wire.unary(calls.list_models())
+
+    def plan(self, model: str, *, device: str, **parameters: Any) -> ModelPlan:
+        """Ask what a model needs of a device; see ``octavo.calls_fleet.plan_model`` for the parameters."""
+        return self._wire.unary(calls_fleet.plan_model(model, device=device, **parameters))
+
+    def plan_choices(self) -> PlanChoices:
+        """List what can be planned for by name."""
+        return self._wire.unary(calls_fleet.plan_choices())
 
     def workers(self, *, include_dead: bool = False) -> list[Worker]:
         """List the workers whose heartbeat is fresh, or all."""

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from octavo.v1 import gateway_pb2 as octavo_dot_v1_dot_gateway__pb2
+from octavo.v1 import plan_pb2 as octavo_dot_v1_dot_plan__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -205,6 +206,11 @@ class ModelServiceStub:
                 request_serializer=octavo_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.PlanModel = channel.unary_unary(
+                '/octavo.v1.ModelService/PlanModel',
+                request_serializer=octavo_dot_v1_dot_plan__pb2.PlanModelRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_plan__pb2.PlanModelResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -217,6 +223,13 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanModel(self, request, context):
+        """Says what a model needs of a device, and what it can give at most, by arithmetic alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -224,6 +237,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=octavo_dot_v1_dot_gateway__pb2.ListModelsRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_gateway__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'PlanModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanModel,
+                    request_deserializer=octavo_dot_v1_dot_plan__pb2.PlanModelRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_plan__pb2.PlanModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -254,6 +272,33 @@ class ModelService:
             '/octavo.v1.ModelService/ListModels',
             octavo_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
             octavo_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.ModelService/PlanModel',
+            octavo_dot_v1_dot_plan__pb2.PlanModelRequest.SerializeToString,
+            octavo_dot_v1_dot_plan__pb2.PlanModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

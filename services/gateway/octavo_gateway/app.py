@@ -126,7 +126,7 @@ def grpc_server(gateway: Gateway, settings: GatewaySettings, telemetry: setup.Te
     )
     generation = GenerationServicer(gateway.api, gateway.limits)
     gateway_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
-    gateway_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(gateway.api), server)
+    gateway_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(gateway.api, gateway.catalogue), server)
     gateway_pb2_grpc.add_FleetServiceServicer_to_server(FleetServicer(gateway.processes, gateway.workers), server)
     jobs_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(gateway.jobs), server)
     return server

@@ -59,16 +59,16 @@ class Catalogue:
         """
         came_s = self._clock.monotonic()
         try:
-            return _pick(await self._cards(), name)
+            return _pick(await self.cards(), name)
         except ModelNotFound:
             async with self._reading:
                 if self._read_s is None or self._read_s <= came_s:
                     await self._read()
-            return _pick(await self._cards(), name)
+            return _pick(await self.cards(), name)
 
     async def by_digest(self, digest: str) -> ModelCard | None:
         """A card of the model with these weights."""
-        return next((card for card in await self._cards() if card.digest == digest), None)
+        return next((card for card in await self.cards() if card.digest == digest), None)
 
     async def list(self) -> list[ModelInfo]:
         """All models by name."""
@@ -93,7 +93,7 @@ class Catalogue:
             )
         return infos
 
-    async def _cards(self) -> Sequence[ModelCard]:
+    async def cards(self) -> Sequence[ModelCard]:
         """Cards, those of workers that take jobs first, then the newest."""
         workers = await self.workers()
         ranked = sorted(workers, key=lambda w: (not w.alive, w.draining))

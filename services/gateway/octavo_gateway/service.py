@@ -8,13 +8,14 @@ from typing import Any
 
 import grpc
 
-from octavo.v1 import gateway_pb2, gateway_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from octavo.v1 import gateway_pb2, gateway_pb2_grpc, jobs_pb2, jobs_pb2_grpc, plan_pb2
 from octavo_common.errors import NotFound, Unavailable
 from octavo_common.store import ProcessStore
-from octavo_gateway import convert
+from octavo_gateway import convert, convert_plan, planning
 from octavo_gateway.api import GenerationApi
 from octavo_gateway.auth import current_principal
 from octavo_gateway.jobs import Jobs, require_admin
+from octavo_gateway.models import Catalogue
 from octavo_gateway.requests import RequestLimits
 from octavo_gateway.validation import validate
 from octavo_gateway.values import AcceptedJob
@@ -69,16 +70,26 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
 
 
 class ModelServicer(gateway_pb2_grpc.ModelServiceServicer):
-    """Models that the live workers serve."""
+    """Models that the live workers serve, and what models need."""
 
-    def __init__(self, api: GenerationApi) -> None:
+    def __init__(self, api: GenerationApi, catalogue: Catalogue) -> None:
         self._api = api
+        self._catalogue = catalogue
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
         """List them by name."""
         return gateway_pb2.ListModelsResponse(models=[convert.model(m) for m in await self._api.models()])
+
+    async def PlanModel(self, request: plan_pb2.PlanModelRequest, context: Context) -> plan_pb2.PlanModelResponse:
+        """Plan for a served model or a known shape."""
+        cards = await self._catalogue.cards()
+        response = plan_pb2.PlanModelResponse(choices=convert_plan.plan_choices(planning.choices(cards)))
+        if request.model:
+            plan = planning.answer(convert_plan.plan_request(request), cards)
+            response.plan.CopyFrom(convert_plan.model_plan(plan))
+        return response
 
 
 class FleetServicer(gateway_pb2_grpc.FleetServiceServicer):

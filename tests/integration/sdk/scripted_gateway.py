@@ -15,7 +15,7 @@ from google.protobuf.any_pb2 import Any
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from octavo.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from octavo.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc, jobs_pb2, jobs_pb2_grpc, plan_pb2
 
 TOKENS = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -191,6 +191,13 @@ class Gateway(
     def ListModels(self, request, context):
         self._unary("ListModels", context)
         return gateway_pb2.ListModelsResponse(models=[gateway_pb2.Model(name="m", num_workers=1)])
+
+    def PlanModel(self, request, context):
+        self._unary("PlanModel", context)
+        return plan_pb2.PlanModelResponse(
+            plan=plan_pb2.ModelPlan(model=request.model, device=request.device, ridge_batch=request.batch),
+            choices=plan_pb2.PlanChoices(models=["m"], devices=["H200"]),
+        )
 
     def ListWorkers(self, request, context):
         self._unary("ListWorkers", context)

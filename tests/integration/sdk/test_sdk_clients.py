@@ -219,11 +219,20 @@ def test_every_unary_call_has_a_deadline(both, gateway) -> None:
         ("jobs.events", ["job-0"]),
         ("jobs.list", []),
         ("models", []),
+        ("plan_choices", []),
         ("workers", []),
         ("worker_records", ["w"]),
     ):
         both.ask(one.address, method, *args)
     assert len(one.deadlines) >= 9 and all(d is not None and d <= 30.5 for d in one.deadlines)
+
+
+def test_a_plan_is_asked_for_in_the_callers_words(both, gateway) -> None:
+    one = gateway("a")
+    plan = both.ask(one.address, "plan", "m", device="H200", batch=7)
+    assert (plan.model, plan.device, plan.ridge_batch, plan.least_tensor_parallel) == ("m", "H200", 7, None)
+    assert both.ask(one.address, "plan_choices").devices == ("H200",)
+    assert both.ask(one.address, "plan", "m", device="H200").ridge_batch is None
 
 
 def test_lists_are_read_page_by_page_up_to_the_limit(both, gateway) -> None:

@@ -6,7 +6,7 @@ import inspect
 import types
 
 import octavo
-from octavo import calls
+from octavo import calls, calls_fleet
 from octavo.v1 import gateway_pb2, jobs_pb2
 
 
@@ -51,6 +51,8 @@ def _every_call() -> list[calls.Call]:
         calls.job_events("j"),
         calls.list_jobs(states=(), model="", tenant="", page_size=1, page_token=""),
         calls.list_models(),
+        calls_fleet.plan_model("m", device="H200"),
+        calls_fleet.plan_choices(),
         calls.list_workers(include_dead=False),
         calls.worker_records("w", 0),
     ]

@@ -142,6 +142,8 @@ class ModelCard:
     block_size: int
     num_blocks: int
     vocab_size: int
+    # What planning needs (plan.shape.ModelShape), as JSON; None where the worker could not say.
+    shape: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -21,6 +21,8 @@ from octavo_common.plan.shape import ModelShape
 DEFAULT_RESERVE = 0.1
 MAX_TOKENS = 1 << 24
 MAX_BATCH = 1 << 20
+# Bytes, bytes a second and operations a second of a device.
+_MOST = 1e18
 # Rows of the table of ceilings.
 _MAX_ROWS = 16
 
@@ -144,10 +146,12 @@ def _check(question: Question) -> None:
             raise InvalidArgument(f"{name} is {value}, and must be from 1 to {most}", param=name)
     if not 0 <= question.reserve < 1:
         raise InvalidArgument(f"reserve is {question.reserve}, and must be at least 0 and below 1", param="reserve")
-    if question.device.memory_bytes <= 0 or question.device.bandwidth <= 0:
-        raise InvalidArgument("a device has more than 0 bytes of memory and of bandwidth", param="device")
-    if any(peak <= 0 for peak in question.device.peaks.values()):
-        raise InvalidArgument("a device does more than 0 operations a second", param="device")
+    device = question.device
+    # Written so that NaN fails, too.
+    if not all(0 < figure <= _MOST for figure in (device.memory_bytes, device.bandwidth)):
+        raise InvalidArgument("a device has more than 0 bytes of memory and of bandwidth, up to 10^18", param="device")
+    if not all(0 < peak <= _MOST for peak in device.peaks.values()):
+        raise InvalidArgument("a device does more than 0 operations a second, up to 10^18", param="device")
     check_tensor_parallel(question.shape, question.tensor_parallel)
 
 

@@ -28,6 +28,7 @@ from octavo_worker.runtime.inputs import InputBuilder
 from octavo_worker.runtime.memory import allocate_pool, block_bytes
 from octavo_worker.runtime.pages import collapse_resident_memory
 from octavo_worker.runtime.runner import ModelRunner
+from octavo_worker.runtime.shape import planned_shape
 from octavo_worker.verify.coupled import Coupled
 
 log = structlog.get_logger(__name__)
@@ -175,6 +176,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
         vocab_size=model.vocab_size,
+        shape=planned_shape(config.model_path, loaded.name),
     )
     log.info("engine.built", model=card.name, numerics_id=numerics_id, num_blocks=num_blocks, attention=attention.name)
     return BuiltEngine(
