@@ -19,9 +19,20 @@ class OnDisconnect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ON_DISCONNECT_UNSPECIFIED: _ClassVar[OnDisconnect]
     ON_DISCONNECT_CANCEL: _ClassVar[OnDisconnect]
     ON_DISCONNECT_DETACH: _ClassVar[OnDisconnect]
+
+class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EARLY_STOPPING_UNSPECIFIED: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_HEURISTIC: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_ALWAYS: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_NEVER: _ClassVar[EarlyStopping]
 ON_DISCONNECT_UNSPECIFIED: OnDisconnect
 ON_DISCONNECT_CANCEL: OnDisconnect
 ON_DISCONNECT_DETACH: OnDisconnect
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping
+EARLY_STOPPING_HEURISTIC: EarlyStopping
+EARLY_STOPPING_ALWAYS: EarlyStopping
+EARLY_STOPPING_NEVER: EarlyStopping
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -44,7 +55,7 @@ class TokenInput(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "priority", "timeout", "idempotency_key", "on_disconnect", "fair_key", "cache_salt", "echo")
+    __slots__ = ("model", "prompt", "chat", "tokens", "sampling", "priority", "timeout", "idempotency_key", "on_disconnect", "fair_key", "cache_salt", "echo", "n", "best_of", "beam_search")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +68,9 @@ class Generation(_message.Message):
     FAIR_KEY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    BEST_OF_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     chat: ChatInput
@@ -69,7 +83,20 @@ class Generation(_message.Message):
     fair_key: str
     cache_salt: str
     echo: bool
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., fair_key: _Optional[str] = ..., cache_salt: _Optional[str] = ..., echo: _Optional[bool] = ...) -> None: ...
+    n: int
+    best_of: int
+    beam_search: BeamSearch
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., fair_key: _Optional[str] = ..., cache_salt: _Optional[str] = ..., echo: _Optional[bool] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ...) -> None: ...
+
+class BeamSearch(_message.Message):
+    __slots__ = ("width", "length_penalty", "early_stopping")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("generation",)
@@ -98,14 +125,16 @@ class SubmitGenerationResponse(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., created: _Optional[bool] = ...) -> None: ...
 
 class ResumeGenerationRequest(_message.Message):
-    __slots__ = ("job_id", "token_ids", "on_disconnect")
+    __slots__ = ("job_id", "token_ids", "on_disconnect", "others")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ON_DISCONNECT_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     on_disconnect: OnDisconnect
-    def __init__(self, job_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[TokenInput]
+    def __init__(self, job_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., others: _Optional[_Iterable[_Union[TokenInput, _Mapping]]] = ...) -> None: ...
 
 class ResumeGenerationResponse(_message.Message):
     __slots__ = ("event",)
@@ -124,36 +153,46 @@ class GenerationEvent(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("job_id", "model", "num_prompt_tokens", "created", "create_time")
+    __slots__ = ("job_id", "model", "num_prompt_tokens", "created", "create_time", "num_choices")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     model: str
     num_prompt_tokens: int
     created: bool
     create_time: _timestamp_pb2.Timestamp
-    def __init__(self, job_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., created: _Optional[bool] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    num_choices: int
+    def __init__(self, job_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., created: _Optional[bool] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., num_choices: _Optional[int] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
-    __slots__ = ("first_token", "token_ids", "text")
+    __slots__ = ("first_token", "token_ids", "text", "logprobs", "prompt_logprobs", "choice")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     first_token: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
-    def __init__(self, first_token: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    choice: int
+    def __init__(self, first_token: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("finish_reason", "usage")
+    __slots__ = ("finish_reason", "usage", "choices")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     finish_reason: _common_pb2.FinishReason
     usage: _common_pb2.Usage
-    def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ...) -> None: ...
+    choices: _containers.RepeatedCompositeFieldContainer[_common_pb2.ChoiceEnd]
+    def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[_common_pb2.ChoiceEnd, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "digest", "family", "max_sequence_tokens", "numerics_ids", "num_workers", "create_time")

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from octavo.v1 import common_pb2 as octavo_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14octavo/v1/jobs.proto\x12\toctavo.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16octavo/v1/common.proto\"\xab\x04\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x05 \x01(\t\x12\"\n\x05state\x18\x06 \x01(\x0e\x32\x13.octavo.v1.JobState\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\r\n\x05\x66\x65nce\x18\x08 \x01(\x03\x12\x11\n\tworker_id\x18\t \x01(\t\x12\x12\n\nnum_losses\x18\n \x01(\x05\x12\x18\n\x10\x63\x61ncel_requested\x18\x0b \x01(\x08\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x64\x65\x61\x64line\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11num_prompt_tokens\x18\x10 \x01(\x05\x12+\n\x06result\x18\x11 \x01(\x0b\x32\x1b.octavo.v1.GenerationResult\x12#\n\x07\x66\x61ilure\x18\x12 \x01(\x0b\x32\x12.octavo.v1.Failure\x12\x10\n\x08trace_id\x18\x13 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x14 \x01(\t\"\x84\x01\n\x10GenerationResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x04 \x01(\x0b\x32\x10.octavo.v1.Usage\"\xc9\x01\n\x08JobEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x03\x12\x12\n\nprocess_id\x18\x04 \x01(\t\x12\x31\n\x07\x64\x65tails\x18\x05 \x03(\x0b\x32 .octavo.v1.JobEvent.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1b\n\rGetJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\"-\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Job\"|\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12#\n\x06states\x18\x03 \x03(\x0e\x32\x13.octavo.v1.JobState\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"I\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.octavo.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1e\n\x10\x43\x61ncelJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\"0\n\x11\x43\x61ncelJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Job\"\x1d\n\x0fRetryJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\"/\n\x10RetryJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Job\"\x1d\n\x0fWatchJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\"/\n\x10WatchJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Job\"\"\n\x14ListJobEventsRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x15ListJobEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.octavo.v1.JobEvent*\xb2\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x16\n\x12JOB_STATE_ASSIGNED\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06\x32\xb8\x03\n\nJobService\x12=\n\x06GetJob\x12\x18.octavo.v1.GetJobRequest\x1a\x19.octavo.v1.GetJobResponse\x12\x43\n\x08ListJobs\x12\x1a.octavo.v1.ListJobsRequest\x1a\x1b.octavo.v1.ListJobsResponse\x12\x46\n\tCancelJob\x12\x1b.octavo.v1.CancelJobRequest\x1a\x1c.octavo.v1.CancelJobResponse\x12\x43\n\x08RetryJob\x12\x1a.octavo.v1.RetryJobRequest\x1a\x1b.octavo.v1.RetryJobResponse\x12\x45\n\x08WatchJob\x12\x1a.octavo.v1.WatchJobRequest\x1a\x1b.octavo.v1.WatchJobResponse0\x01\x12R\n\rListJobEvents\x12\x1f.octavo.v1.ListJobEventsRequest\x1a .octavo.v1.ListJobEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14octavo/v1/jobs.proto\x12\toctavo.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16octavo/v1/common.proto\"\xab\x04\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x05 \x01(\t\x12\"\n\x05state\x18\x06 \x01(\x0e\x32\x13.octavo.v1.JobState\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\r\n\x05\x66\x65nce\x18\x08 \x01(\x03\x12\x11\n\tworker_id\x18\t \x01(\t\x12\x12\n\nnum_losses\x18\n \x01(\x05\x12\x18\n\x10\x63\x61ncel_requested\x18\x0b \x01(\x08\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x64\x65\x61\x64line\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11num_prompt_tokens\x18\x10 \x01(\x05\x12+\n\x06result\x18\x11 \x01(\x0b\x32\x1b.octavo.v1.GenerationResult\x12#\n\x07\x66\x61ilure\x18\x12 \x01(\x0b\x32\x12.octavo.v1.Failure\x12\x10\n\x08trace_id\x18\x13 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x14 \x01(\t\"\x87\x02\n\x10GenerationResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x04 \x01(\x0b\x32\x10.octavo.v1.Usage\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x31\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\"\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x11.octavo.v1.Choice\"\xa3\x01\n\x06\x43hoice\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x12\n\x05score\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"\xc9\x01\n\x08JobEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x03\x12\x12\n\nprocess_id\x18\x04 \x01(\t\x12\x31\n\x07\x64\x65tails\x18\x05 \x03(\x0b\x32 .octavo.v1.JobEvent.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1b\n\rGetJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\"-\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Job\"|\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12#\n\x06states\x18\x03 \x03(\x0e\x32\x13.octavo.v1.JobState\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"I\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.octavo.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1e\n\x10\x43\x61ncelJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\"0\n\x11\x43\x61ncelJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Job\"\x1d\n\x0fRetryJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\"/\n\x10RetryJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Job\"\x1d\n\x0fWatchJobRequest\x12\n\n\x02id\x18\x01 \x01(\t\"/\n\x10WatchJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Job\"\"\n\x14ListJobEventsRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x15ListJobEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.octavo.v1.JobEvent*\xb2\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x16\n\x12JOB_STATE_ASSIGNED\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06\x32\xb8\x03\n\nJobService\x12=\n\x06GetJob\x12\x18.octavo.v1.GetJobRequest\x1a\x19.octavo.v1.GetJobResponse\x12\x43\n\x08ListJobs\x12\x1a.octavo.v1.ListJobsRequest\x1a\x1b.octavo.v1.ListJobsResponse\x12\x46\n\tCancelJob\x12\x1b.octavo.v1.CancelJobRequest\x1a\x1c.octavo.v1.CancelJobResponse\x12\x43\n\x08RetryJob\x12\x1a.octavo.v1.RetryJobRequest\x1a\x1b.octavo.v1.RetryJobResponse\x12\x45\n\x08WatchJob\x12\x1a.octavo.v1.WatchJobRequest\x1a\x1b.octavo.v1.WatchJobResponse0\x01\x12R\n\rListJobEvents\x12\x1f.octavo.v1.ListJobEventsRequest\x1a .octavo.v1.ListJobEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,40 +35,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBEVENT_DETAILSENTRY']._loaded_options = None
   _globals['_JOBEVENT_DETAILSENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=1607
-  _globals['_JOBSTATE']._serialized_end=1785
+  _globals['_JOBSTATE']._serialized_start=1904
+  _globals['_JOBSTATE']._serialized_end=2082
   _globals['_JOB']._serialized_start=93
   _globals['_JOB']._serialized_end=648
   _globals['_GENERATIONRESULT']._serialized_start=651
-  _globals['_GENERATIONRESULT']._serialized_end=783
-  _globals['_JOBEVENT']._serialized_start=786
-  _globals['_JOBEVENT']._serialized_end=987
-  _globals['_JOBEVENT_DETAILSENTRY']._serialized_start=941
-  _globals['_JOBEVENT_DETAILSENTRY']._serialized_end=987
-  _globals['_GETJOBREQUEST']._serialized_start=989
-  _globals['_GETJOBREQUEST']._serialized_end=1016
-  _globals['_GETJOBRESPONSE']._serialized_start=1018
-  _globals['_GETJOBRESPONSE']._serialized_end=1063
-  _globals['_LISTJOBSREQUEST']._serialized_start=1065
-  _globals['_LISTJOBSREQUEST']._serialized_end=1189
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1191
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1264
-  _globals['_CANCELJOBREQUEST']._serialized_start=1266
-  _globals['_CANCELJOBREQUEST']._serialized_end=1296
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1298
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1346
-  _globals['_RETRYJOBREQUEST']._serialized_start=1348
-  _globals['_RETRYJOBREQUEST']._serialized_end=1377
-  _globals['_RETRYJOBRESPONSE']._serialized_start=1379
-  _globals['_RETRYJOBRESPONSE']._serialized_end=1426
-  _globals['_WATCHJOBREQUEST']._serialized_start=1428
-  _globals['_WATCHJOBREQUEST']._serialized_end=1457
-  _globals['_WATCHJOBRESPONSE']._serialized_start=1459
-  _globals['_WATCHJOBRESPONSE']._serialized_end=1506
-  _globals['_LISTJOBEVENTSREQUEST']._serialized_start=1508
-  _globals['_LISTJOBEVENTSREQUEST']._serialized_end=1542
-  _globals['_LISTJOBEVENTSRESPONSE']._serialized_start=1544
-  _globals['_LISTJOBEVENTSRESPONSE']._serialized_end=1604
-  _globals['_JOBSERVICE']._serialized_start=1788
-  _globals['_JOBSERVICE']._serialized_end=2228
+  _globals['_GENERATIONRESULT']._serialized_end=914
+  _globals['_CHOICE']._serialized_start=917
+  _globals['_CHOICE']._serialized_end=1080
+  _globals['_JOBEVENT']._serialized_start=1083
+  _globals['_JOBEVENT']._serialized_end=1284
+  _globals['_JOBEVENT_DETAILSENTRY']._serialized_start=1238
+  _globals['_JOBEVENT_DETAILSENTRY']._serialized_end=1284
+  _globals['_GETJOBREQUEST']._serialized_start=1286
+  _globals['_GETJOBREQUEST']._serialized_end=1313
+  _globals['_GETJOBRESPONSE']._serialized_start=1315
+  _globals['_GETJOBRESPONSE']._serialized_end=1360
+  _globals['_LISTJOBSREQUEST']._serialized_start=1362
+  _globals['_LISTJOBSREQUEST']._serialized_end=1486
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1488
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1561
+  _globals['_CANCELJOBREQUEST']._serialized_start=1563
+  _globals['_CANCELJOBREQUEST']._serialized_end=1593
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1595
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1643
+  _globals['_RETRYJOBREQUEST']._serialized_start=1645
+  _globals['_RETRYJOBREQUEST']._serialized_end=1674
+  _globals['_RETRYJOBRESPONSE']._serialized_start=1676
+  _globals['_RETRYJOBRESPONSE']._serialized_end=1723
+  _globals['_WATCHJOBREQUEST']._serialized_start=1725
+  _globals['_WATCHJOBREQUEST']._serialized_end=1754
+  _globals['_WATCHJOBRESPONSE']._serialized_start=1756
+  _globals['_WATCHJOBRESPONSE']._serialized_end=1803
+  _globals['_LISTJOBEVENTSREQUEST']._serialized_start=1805
+  _globals['_LISTJOBEVENTSREQUEST']._serialized_end=1839
+  _globals['_LISTJOBEVENTSRESPONSE']._serialized_start=1841
+  _globals['_LISTJOBEVENTSRESPONSE']._serialized_end=1901
+  _globals['_JOBSERVICE']._serialized_start=2085
+  _globals['_JOBSERVICE']._serialized_end=2525
 # @@protoc_insertion_point(module_scope)

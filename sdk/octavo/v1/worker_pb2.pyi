@@ -11,40 +11,58 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class StreamRequest(_message.Message):
-    __slots__ = ("job_id", "fence", "first_token", "prefix_digest")
+    __slots__ = ("job_id", "fence", "first_token", "prefix_digest", "others")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PREFIX_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     fence: int
     first_token: int
     prefix_digest: bytes
-    def __init__(self, job_id: _Optional[str] = ..., fence: _Optional[int] = ..., first_token: _Optional[int] = ..., prefix_digest: _Optional[bytes] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[ChoicePosition]
+    def __init__(self, job_id: _Optional[str] = ..., fence: _Optional[int] = ..., first_token: _Optional[int] = ..., prefix_digest: _Optional[bytes] = ..., others: _Optional[_Iterable[_Union[ChoicePosition, _Mapping]]] = ...) -> None: ...
+
+class ChoicePosition(_message.Message):
+    __slots__ = ("first_token", "prefix_digest")
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    first_token: int
+    prefix_digest: bytes
+    def __init__(self, first_token: _Optional[int] = ..., prefix_digest: _Optional[bytes] = ...) -> None: ...
 
 class StreamResponse(_message.Message):
-    __slots__ = ("first_token", "token_ids", "text", "end")
+    __slots__ = ("first_token", "token_ids", "text", "end", "logprobs", "prompt_logprobs", "choice")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     first_token: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     end: StreamEnd
-    def __init__(self, first_token: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., end: _Optional[_Union[StreamEnd, _Mapping]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    choice: int
+    def __init__(self, first_token: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., end: _Optional[_Union[StreamEnd, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class StreamEnd(_message.Message):
-    __slots__ = ("finish_reason", "usage", "failure", "cancelled")
+    __slots__ = ("finish_reason", "usage", "failure", "cancelled", "choices")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     finish_reason: _common_pb2.FinishReason
     usage: _common_pb2.Usage
     failure: _common_pb2.Failure
     cancelled: bool
-    def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., cancelled: _Optional[bool] = ...) -> None: ...
+    choices: _containers.RepeatedCompositeFieldContainer[_common_pb2.ChoiceEnd]
+    def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., cancelled: _Optional[bool] = ..., choices: _Optional[_Iterable[_Union[_common_pb2.ChoiceEnd, _Mapping]]] = ...) -> None: ...
 
 class GetRecordsRequest(_message.Message):
     __slots__ = ("after_step",)

@@ -135,6 +135,7 @@ def _new_job(
         ignore_eos=request.ignore_eos,
         **_steering(request.steering, prepared),
         include_stop=request.include_stop,
+        **asdict(request.answers),
         echo=request.echo,
         operation=request.operation,
     )

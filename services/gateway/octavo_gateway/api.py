@@ -13,6 +13,7 @@ from octavo_gateway.values import AcceptedJob, Finish, ModelInfo, TokenPiece
 
 if TYPE_CHECKING:
     from octavo_common.jobs.model import Job, Principal
+    from octavo_common.text.tokenizer import Tokenizer
 
 
 class GenerationApi(Protocol):
@@ -57,9 +58,16 @@ class GenerationApi(Protocol):
         ...
 
     async def resume(
-        self, principal: Principal, job_id: str, token_ids: Sequence[int], on_disconnect: OnDisconnect
+        self, principal: Principal, job_id: str, token_ids: Sequence[Sequence[int]], on_disconnect: OnDisconnect
     ) -> AcceptedJob:
-        """Take a job's stream over for a caller that has ``token_ids``, from the first on. Then read `stream`."""
+        """Take a job's stream over for a caller that has ``token_ids`` of each answer, from the first on.
+
+        Then read `stream`.
+        """
+        ...
+
+    async def tokenizer(self, accepted: AcceptedJob) -> Tokenizer:
+        """The tokenizer of the job's model, to name tokens by. Raises Unavailable."""
         ...
 
     async def job(self, principal: Principal, job_id: str) -> Job:

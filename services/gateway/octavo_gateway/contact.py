@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 from uuid import UUID
 
 from octavo_common.clock import Clock
 from octavo_common.jobs.model import Job, OwnedJob
-from octavo_gateway.relay import Rows
+
+
+class Rows(Protocol):
+    """The part of StreamStore that relays need."""
+
+    async def rows(self, job_ids: Sequence[UUID]) -> list[OwnedJob]:
+        """Rows of these jobs, ended ones too."""
+        ...
+
+    async def resume(
+        self,
+        job_id: UUID,
+        *,
+        owner: UUID,
+        fence: int,
+        emitted_ids: Sequence[int],
+        worker_dead: bool = True,
+        why: str = "",
+        first_token_ago_s: float | None = None,
+    ) -> Job | None:
+        """Queue a job again with the tokens that were sent; None when somebody was first."""
+        ...
 
 
 class ContactRows:

@@ -1,4 +1,4 @@
-"""Protobuf messages to values and back: the one module of the gateway, beside the servicers, that sees messages."""
+"""Protobuf messages to values and back. What callers ask for is read by `convert_request`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from octavo.v1 import common_pb2, gateway_pb2, jobs_pb2, worker_pb2
 from octavo_common.errors import InvalidArgument, OctavoError, Status
 from octavo_common.jobs.model import Job, JobEvent, JobState, ProcessRecord
-from octavo_common.jobs.spec import FinishReason, GenerationResult, JobFailure, UsageRecord
+from octavo_common.jobs.spec import (
+    ChoiceResult,
+    FinishReason,
+    GenerationResult,
+    JobFailure,
+    TokenLogprob,
+    UsageRecord,
+)
 from octavo_common.prefix import tokens_digest
-from octavo_gateway.requests import Message, OnDisconnect, RawRequest
-from octavo_gateway.values import AcceptedJob, Ended, Finish, ModelInfo, TokenPiece, WorkerMessage
+from octavo_gateway.convert_request import seconds
+from octavo_gateway.values import AcceptedJob, ChoiceEnd, Ended, Finish, ModelInfo, TokenPiece, WorkerMessage
 
 _FINISH_NAMES: dict[common_pb2.FinishReason, FinishReason] = {
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -29,51 +36,6 @@ _STATUS_BY_CODE = {status.grpc_code: status for status in Status}
 
 
 # --- what callers send
-
-
-def raw_request(message: gateway_pb2.Generation) -> RawRequest:
-    """What the caller wrote, unchecked."""
-    sampling = message.sampling
-    given = message.WhichOneof("input")
-    return RawRequest(
-        model=message.model,
-        prompt=message.prompt if given == "prompt" else None,
-        messages=[Message(role=m.role, content=m.content) for m in message.chat.messages] if given == "chat" else None,
-        token_ids=list(message.tokens.ids) if given == "tokens" else None,
-        temperature=sampling.temperature if sampling.HasField("temperature") else None,
-        top_k=sampling.top_k if sampling.HasField("top_k") else None,
-        top_p=sampling.top_p if sampling.HasField("top_p") else None,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-        stop=list(sampling.stop),
-        stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        bad_words=list(sampling.bad_words),
-        allowed_token_ids=list(sampling.allowed_token_ids),
-        min_tokens=sampling.min_tokens,
-        include_stop=sampling.include_stop,
-        priority=message.priority,
-        timeout_s=_seconds(message.timeout) if message.HasField("timeout") else None,
-        idempotency_key=message.idempotency_key,
-        on_disconnect=on_disconnect(message.on_disconnect),
-        fair_key=message.fair_key,
-        cache_salt=message.cache_salt,
-        echo=message.echo,
-    )
-
-
-def on_disconnect(value: int) -> OnDisconnect:
-    """The enum's value; unspecified means cancel. Raises InvalidArgument for a number that it does not have."""
-    if value == gateway_pb2.ON_DISCONNECT_DETACH:
-        return OnDisconnect.DETACH
-    if value in (gateway_pb2.ON_DISCONNECT_UNSPECIFIED, gateway_pb2.ON_DISCONNECT_CANCEL):
-        return OnDisconnect.CANCEL
-    raise InvalidArgument(f"on_disconnect has no value {value}", param="on_disconnect")
 
 
 def job_states(values: Sequence[int]) -> list[JobState]:
@@ -95,10 +57,15 @@ def uuid_or_none(text: str) -> UUID | None:
 # --- what workers get and send
 
 
-def stream_request(job_id: UUID, fence: int, prefix: Sequence[int]) -> worker_pb2.StreamRequest:
-    """Ask for a job's tokens behind those of the prefix."""
+def stream_request(job_id: UUID, fence: int, prefix: Sequence[Sequence[int]]) -> worker_pb2.StreamRequest:
+    """Ask for a job's tokens behind those of the prefix of each answer."""
+    first, *others = prefix
     return worker_pb2.StreamRequest(
-        job_id=str(job_id), fence=fence, first_token=len(prefix), prefix_digest=tokens_digest(prefix)
+        job_id=str(job_id),
+        fence=fence,
+        first_token=len(first),
+        prefix_digest=tokens_digest(first),
+        others=[worker_pb2.ChoicePosition(first_token=len(i), prefix_digest=tokens_digest(i)) for i in others],
     )
 
 
@@ -109,7 +76,14 @@ def records_request(after_step: int) -> worker_pb2.GetRecordsRequest:
 
 def worker_message(message: worker_pb2.StreamResponse) -> WorkerMessage:
     """One message of a worker's stream."""
-    piece = TokenPiece(first_token=message.first_token, token_ids=tuple(message.token_ids), text=message.text)
+    piece = TokenPiece(
+        choice=message.choice,
+        first_token=message.first_token,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        logprobs=tuple(map(_token_logprob, message.logprobs)),
+        prompt_logprobs=tuple(map(_token_logprob, message.prompt_logprobs)),
+    )
     return WorkerMessage(piece=piece, end=_end(message.end) if message.HasField("end") else None)
 
 
@@ -122,7 +96,33 @@ def _end(end: worker_pb2.StreamEnd) -> Finish | Ended:
         return Ended(failure=failure)
     if end.cancelled:
         return Ended(failure=None)
-    return Finish(finish_reason=_FINISH_NAMES.get(end.finish_reason, "stop"), usage=_usage_record(end.usage))
+    return Finish(
+        finish_reason=_FINISH_NAMES.get(end.finish_reason, "stop"),
+        usage=_usage_record(end.usage),
+        choices=tuple(
+            ChoiceEnd(
+                finish_reason=_FINISH_NAMES.get(choice.finish_reason, "stop"),
+                score=choice.score if choice.HasField("score") else None,
+            )
+            for choice in end.choices
+        ),
+    )
+
+
+def finish_of(result: GenerationResult) -> Finish:
+    """The end of a stream whose result is known."""
+    ends = tuple(ChoiceEnd(finish_reason=c.finish_reason, score=c.score) for c in result.choices)
+    several = len(ends) > 1 or result.score is not None
+    return Finish(finish_reason=result.finish_reason, usage=result.usage, choices=ends if several else ())
+
+
+def _token_logprob(message: common_pb2.TokenLogprobs) -> TokenLogprob:
+    return TokenLogprob(
+        message.logprob if message.HasField("logprob") else None,
+        message.rank,
+        tuple(zip(message.top_token_ids, message.top_logprobs, strict=False)),
+        message.text_offset,
+    )
 
 
 def _usage_record(usage: common_pb2.Usage) -> UsageRecord:
@@ -134,9 +134,9 @@ def _usage_record(usage: common_pb2.Usage) -> UsageRecord:
         num_losses=usage.num_losses,
         numerics_changed=usage.numerics_changed,
         seed=usage.seed,
-        queue_s=_seconds(usage.queue_time) if usage.HasField("queue_time") else None,
-        time_to_first_token_s=_seconds(usage.time_to_first_token) if usage.HasField("time_to_first_token") else None,
-        total_s=_seconds(usage.total_time) if usage.HasField("total_time") else None,
+        queue_s=seconds(usage.queue_time) if usage.HasField("queue_time") else None,
+        time_to_first_token_s=seconds(usage.time_to_first_token) if usage.HasField("time_to_first_token") else None,
+        total_s=seconds(usage.total_time) if usage.HasField("total_time") else None,
     )
 
 
@@ -157,6 +157,7 @@ def accepted_event(accepted: AcceptedJob) -> gateway_pb2.GenerationEvent:
         num_prompt_tokens=accepted.num_prompt_tokens,
         created=accepted.created,
         create_time=_timestamp(accepted.create_time),
+        num_choices=accepted.num_choices,
     )
     return gateway_pb2.GenerationEvent(accepted=message)
 
@@ -164,9 +165,23 @@ def accepted_event(accepted: AcceptedJob) -> gateway_pb2.GenerationEvent:
 def stream_event(event: TokenPiece | Finish) -> gateway_pb2.GenerationEvent:
     """A further event of a stream."""
     if isinstance(event, TokenPiece):
-        chunk = gateway_pb2.TokenChunk(first_token=event.first_token, token_ids=event.token_ids, text=event.text)
+        chunk = gateway_pb2.TokenChunk(
+            choice=event.choice,
+            first_token=event.first_token,
+            token_ids=event.token_ids,
+            text=event.text,
+            logprobs=map(_token_logprobs, event.logprobs),
+            prompt_logprobs=map(_token_logprobs, event.prompt_logprobs),
+        )
         return gateway_pb2.GenerationEvent(tokens=chunk)
-    finished = gateway_pb2.Finished(finish_reason=_FINISH_NUMBERS[event.finish_reason], usage=usage(event.usage))
+    finished = gateway_pb2.Finished(
+        finish_reason=_FINISH_NUMBERS[event.finish_reason],
+        usage=usage(event.usage),
+        choices=[
+            common_pb2.ChoiceEnd(finish_reason=_FINISH_NUMBERS[choice.finish_reason], score=choice.score)
+            for choice in event.choices
+        ],
+    )
     return gateway_pb2.GenerationEvent(finished=finished)
 
 
@@ -275,6 +290,29 @@ def _result(value: GenerationResult) -> jobs_pb2.GenerationResult:
         token_ids=value.token_ids,
         finish_reason=_FINISH_NUMBERS[value.finish_reason],
         usage=usage(value.usage),
+        logprobs=map(_token_logprobs, value.logprobs),
+        prompt_logprobs=map(_token_logprobs, value.prompt_logprobs),
+        choices=map(_choice, value.choices) if value.others or value.score is not None else (),
+    )
+
+
+def _choice(value: ChoiceResult) -> jobs_pb2.Choice:
+    return jobs_pb2.Choice(
+        text=value.text,
+        token_ids=value.token_ids,
+        finish_reason=_FINISH_NUMBERS[value.finish_reason],
+        logprobs=map(_token_logprobs, value.logprobs),
+        score=value.score,
+    )
+
+
+def _token_logprobs(told: TokenLogprob) -> common_pb2.TokenLogprobs:
+    return common_pb2.TokenLogprobs(
+        logprob=told.logprob,
+        rank=told.rank,
+        top_token_ids=[token for token, _ in told.top],
+        top_logprobs=[logprob for _, logprob in told.top],
+        text_offset=told.text_offset,
     )
 
 
@@ -286,11 +324,6 @@ def _failure(value: JobFailure) -> common_pb2.Failure:
 def _trace_id(traceparent: str) -> str:
     parts = traceparent.split("-")
     return parts[1] if len(parts) >= 4 else ""
-
-
-def _seconds(duration: Duration) -> float:
-    # Not ToTimedelta: its range is smaller than the message's.
-    return duration.seconds + duration.nanos / 1e9
 
 
 def _duration(seconds: float | None) -> Duration | None:

@@ -9,13 +9,14 @@ from octavo_common.errors import FailedPrecondition, InvalidArgument, OctavoErro
 from octavo_common.jobs.model import Job, Principal
 from octavo_common.jobs.spec import GenerationSpec
 from octavo_common.store import StreamStore
+from octavo_common.text.tokenizer import Tokenizer
 from octavo_gateway.admission import Admission
 from octavo_gateway.auth import KeyRing
 from octavo_gateway.checks import check_token_ids
 from octavo_gateway.jobs import Jobs, parse_job_id, visible_tenant
 from octavo_gateway.models import Catalogue
 from octavo_gateway.observe import DISCONNECTED, Observation, Observer, RequestObservation
-from octavo_gateway.prompts import check_vocabulary
+from octavo_gateway.prompts import Prompts, check_vocabulary
 from octavo_gateway.requests import OnDisconnect, ValidRequest
 from octavo_gateway.streams import StreamHub
 from octavo_gateway.values import AcceptedJob, Finish, ModelInfo, TokenPiece
@@ -33,6 +34,7 @@ class Generations:
         streams: StreamStore,
         jobs: Jobs,
         catalogue: Catalogue,
+        prompts: Prompts,
         observer: Observer,
     ) -> None:
         self._keys = keys
@@ -41,6 +43,7 @@ class Generations:
         self._streams = streams
         self._jobs = jobs
         self._catalogue = catalogue
+        self._prompts = prompts
         self._observer = observer
 
     async def authenticate(self, key: str | None) -> Principal:
@@ -96,14 +99,14 @@ class Generations:
         seen.accepted(job, created=created)
         if not streaming:
             seen.committed()
-            return _accepted(job, created, request.on_disconnect, (), 0, seen)
+            return _accepted(job, created, request.on_disconnect, 0, seen)
         if job.stream_owner != self._hub.owner and not job.state.ended:
             job = await self._streams.adopt(job.id, owner=self._hub.owner, tenant=job.tenant, emitted_ids=())
         timeout_s = request.timeout_s if request.timeout_s is not None else deadline_s
         try:
             reader = self._hub.open(
                 job,
-                (),
+                ((),) * spec_of(job).n,
                 request.on_disconnect,
                 timeout_s=timeout_s if created else None,
                 is_new=created,
@@ -112,7 +115,7 @@ class Generations:
         except Unavailable:
             orphaned(job)
             raise
-        return _accepted(job, created, request.on_disconnect, (), reader, seen)
+        return _accepted(job, created, request.on_disconnect, reader, seen)
 
     async def stream(self, accepted: AcceptedJob) -> AsyncGenerator[TokenPiece | Finish, None]:
         """Yield the job's tokens after those that the caller has, then one Finish. See GenerationApi."""
@@ -137,31 +140,47 @@ class Generations:
         accepted.observation.failed(DISCONNECTED)
 
     async def resume(
-        self, principal: Principal, job_id: str, token_ids: Sequence[int], on_disconnect: OnDisconnect
+        self, principal: Principal, job_id: str, token_ids: Sequence[Sequence[int]], on_disconnect: OnDisconnect
     ) -> AcceptedJob:
-        """Take a job's stream over for a caller that has these tokens. See GenerationApi."""
-        ids = check_token_ids(token_ids, "token_ids")
+        """Take a job's stream over for a caller that has these tokens of each answer. See GenerationApi."""
+        received = [check_token_ids(ids, "token_ids") for ids in token_ids]
         if self._hub.draining:
             raise Unavailable("this gateway is about to end", code="DRAINING", hint="try again", retry_after_s=0.1)
-        await self._check_received(await self._jobs.get(principal, job_id), ids)
+        found = await self._jobs.get(principal, job_id)
+        spec = spec_of(found)
+        if len(received) > spec.n:
+            raise InvalidArgument(f"the job has {spec.n} answers, not {len(received)}", param="others")
+        received += [()] * (spec.n - len(received))
+        await self._check_received(found, spec, received)
         job = await self._streams.adopt(
-            parse_job_id(job_id), owner=self._hub.owner, tenant=visible_tenant(principal), emitted_ids=ids
+            parse_job_id(job_id),
+            owner=self._hub.owner,
+            tenant=visible_tenant(principal),
+            emitted_ids=() if spec.restarts else received[0],
         )
-        reader = self._hub.open(job, ids, on_disconnect)
-        return _accepted(job, False, on_disconnect, ids, reader, Observation())
+        reader = self._hub.open(job, received, on_disconnect)
+        return _accepted(job, False, on_disconnect, reader, Observation())
 
-    async def _check_received(self, job: Job, ids: Sequence[int]) -> None:
+    async def tokenizer(self, accepted: AcceptedJob) -> Tokenizer:
+        """The tokenizer of the job's model. See GenerationApi."""
+        card = await self._catalogue.by_digest(accepted.model_digest)
+        if card is None:
+            raise Unavailable(f"the tokenizer of model {accepted.model!r} is not known here now")
+        return await self._prompts.tokenizer(card.tokenizer_digest)
+
+    async def _check_received(self, job: Job, spec: GenerationSpec, received: Sequence[Sequence[int]]) -> None:
         """A job may go on from what the caller says it has: that must be something the model could have said."""
         if job.kind != "generation":
             raise FailedPrecondition(f"job {job.id} is no generation", hint="read it with GetJob")
-        if job.state.ended or not ids:
+        if job.state.ended or not any(received):
             return
-        if len(ids) > GenerationSpec.from_json(dict(job.payload)).max_tokens:
+        if max(map(len, received)) > spec.max_tokens:
             raise InvalidArgument("there are more token ids than the job may generate", param="token_ids")
         card = await self._catalogue.by_digest(job.model_digest)
         if card is None:
             raise Unavailable(f"no worker serves the model of job {job.id} now", hint="try again", retry_after_s=1.0)
-        check_vocabulary(ids, card, "token_ids")
+        for ids in received:
+            check_vocabulary(ids, card, "token_ids")
 
     async def job(self, principal: Principal, job_id: str) -> Job:
         """One job. Raises JobNotFound."""
@@ -176,19 +195,24 @@ class Generations:
         return await self._catalogue.list()
 
 
-def _accepted(
-    job: Job, created: bool, on_disconnect: OnDisconnect, ids: Sequence[int], reader: int, seen: Observation
-) -> AcceptedJob:
-    operation = GenerationSpec.from_json(dict(job.payload)).operation
+def spec_of(job: Job) -> GenerationSpec:
+    """What the job asks for."""
+    return GenerationSpec.from_json(dict(job.payload))
+
+
+def _accepted(job: Job, created: bool, on_disconnect: OnDisconnect, reader: int, seen: Observation) -> AcceptedJob:
+    spec = spec_of(job)
     return AcceptedJob(
         job_id=job.id,
         created=created,
         model=job.model,
+        model_digest=job.model_digest,
         num_prompt_tokens=job.num_prompt_tokens,
+        prompt_ids=job.prompt_ids,
+        num_choices=spec.n,
         create_time=job.created_at,
         on_disconnect=on_disconnect,
-        operation="chat" if operation == "chat" else "text_completion",
-        num_received=len(ids),
+        operation="chat" if spec.operation == "chat" else "text_completion",
         reader=reader,
         observation=seen,
     )

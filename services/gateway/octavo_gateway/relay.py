@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
 
 from octavo_common.clock import Clock
-from octavo_common.errors import Cancelled, FailedPrecondition, Internal, OctavoError, Status, StreamDiverged
-from octavo_common.jobs.model import HELD, Job, JobState, OwnedJob
+from octavo_common.errors import Internal, OctavoError, Status
+from octavo_common.jobs.model import HELD, JobState, OwnedJob
 from octavo_common.jobs.spec import GenerationResult, JobFailure
 from octavo_common.rpc import deadline
-from octavo_gateway.convert import failure_error
+from octavo_gateway import endings
+from octavo_gateway.contact import Rows
+from octavo_gateway.convert import finish_of
+from octavo_gateway.tape import Tape
 from octavo_gateway.values import Ended, Finish, TokenPiece
 from octavo_gateway.workers import JobElsewhere, PrefixDiffers, StreamBroken, WorkerPool, WorkerStream
 
@@ -36,28 +39,6 @@ ANSWERED = ("job_gone", "other_prefix")
 MAX_OTHER_PREFIX = 2
 
 
-class Rows(Protocol):
-    """The part of StreamStore that a relay needs."""
-
-    async def rows(self, job_ids: Sequence[UUID]) -> list[OwnedJob]:
-        """Rows of these jobs, ended ones too."""
-        ...
-
-    async def resume(
-        self,
-        job_id: UUID,
-        *,
-        owner: UUID,
-        fence: int,
-        emitted_ids: Sequence[int],
-        worker_dead: bool = True,
-        why: str = "",
-        first_token_ago_s: float | None = None,
-    ) -> Job | None:
-        """Queue a job again with the tokens that were sent; None when somebody was first."""
-        ...
-
-
 class Relay:
     """One job's log at this gateway. `run` fills it; readers wait for `changed` and look at `entries` and `outcome`."""
 
@@ -66,7 +47,9 @@ class Relay:
         *,
         job_id: UUID,
         owner: UUID,
-        received: Sequence[int],
+        received: Sequence[Sequence[int]],
+        restarts: bool,
+        is_exact: Callable[[], Awaitable[bool]],
         count_chars: Callable[[Sequence[int]], Awaitable[int]],
         on_resumed: Callable[[], None],
         store: Rows,
@@ -75,15 +58,18 @@ class Relay:
         is_new: bool = False,
         is_queued: bool = False,
     ) -> None:
-        """``is_new``: the job was accepted just now. ``is_queued``: it also waits, and the hub read no row since."""
+        """``received``: what a reader has of each answer. ``restarts``: the job begins anew from its prompt when its
+        worker is lost, and ``is_exact`` says whether it gives the same tokens again. ``is_new``: the job was accepted
+        just now. ``is_queued``: it also waits, and the hub read no row since.
+        """
         self.job_id = job_id
-        # Tokens before it are known by id only: the reader that brought them has their text.
-        self.num_before = len(received)
-        self.entries: list[TokenPiece] = []
+        self.tapes = tuple(Tape(ids) for ids in received)
         # What ended it: a Finish, or the error for its readers.
         self.outcome: Finish | OctavoError | None = None
-        self.ids: list[int] = list(received)
-        self._num_chars = 0
+        self._restarts = restarts
+        self._is_exact = is_exact
+        # Fence under which the first token came, of those that came here.
+        self._fence_of_tokens: int | None = None
         self._count_chars = count_chars
         self._on_resumed = on_resumed
         self._owner = owner
@@ -108,16 +94,18 @@ class Relay:
         """Set at the next entry or the outcome; take a new one after looking."""
         return self._changed
 
-    def position_of(self, received: Sequence[int]) -> int | None:
-        """Index of the first entry after these tokens, or None if this log cannot be read from there."""
-        count = len(received)
-        if list(received) != self.ids[:count] or count < self.num_before:
+    def positions_of(self, received: Sequence[Sequence[int]]) -> list[int] | None:
+        """Index of the first entry after these tokens in each tape, or None if they cannot be read from there."""
+        if len(received) != len(self.tapes):
             return None
-        if count == self.num_before:
-            return 0
-        ends = [entry.first_token + len(entry.token_ids) for entry in self.entries]
-        # The last entry that ends there: one without tokens belongs to the tokens before it.
-        return next((i + 1 for i in range(len(ends) - 1, -1, -1) if ends[i] == count), None)
+        found = [tape.position_of(ids) for tape, ids in zip(self.tapes, received, strict=True)]
+        positions = [position for position in found if position is not None]
+        return positions if len(positions) == len(found) else None
+
+    @property
+    def num_sent(self) -> int:
+        """Tokens of all answers that are known here."""
+        return sum(len(tape.ids) for tape in self.tapes)
 
     def finish(self, outcome: Finish | OctavoError) -> None:
         """End the log; the first outcome stays."""
@@ -170,6 +158,8 @@ class Relay:
             await self._end_from_row(row)
         elif row.state not in HELD:
             await self._news()
+        elif self._begins_anew(row) and not await self._is_exact():
+            raise endings.restarted(self.job_id)
         elif not row.worker_address:
             await self._resume(row, "worker_unregistered")
         elif not row.worker_alive:
@@ -179,12 +169,16 @@ class Relay:
             if reason is not None:
                 await self._resume(row, reason)
 
+    def _begins_anew(self, row: OwnedJob) -> bool:
+        """Tokens were sent that the job, under its new fence, chooses again."""
+        return self._restarts and self._fence_of_tokens is not None and row.fence > self._fence_of_tokens
+
     async def _attach(self, row: OwnedJob) -> str | None:
         """Read from the row's worker while it answers. Returns why to resume the job, or None if there is news."""
         for pause in RETRY_PAUSES_S:
             if pause:
                 await self._clock.sleep(pause)
-            num_before = len(self.ids)
+            num_before = self.num_sent
             try:
                 await self._read(row)
                 return None
@@ -195,7 +189,7 @@ class Relay:
                     return None
                 self._num_other_prefix += 1
                 if self._num_other_prefix > MAX_OTHER_PREFIX:
-                    raise self._diverged() from None
+                    raise endings.diverged(self.job_id) from None
                 return "other_prefix"
             except StreamBroken as error:
                 log.info("stream.broken", job_id=str(self.job_id), fence=row.fence, reason=str(error))
@@ -204,18 +198,19 @@ class Relay:
                 self._workers.forget(row.worker_address)
                 if not await self._workers.answers(row.worker_address):
                     break
-            if len(self.ids) > num_before:
+            if self.num_sent > num_before:
                 # It works, and was only cut: begin again with all tries.
                 return None
         return None if await self._is_news(row) else "worker_gone"
 
     async def _read(self, row: OwnedJob) -> None:
-        with self._workers.stream(row.worker_address, job_id=self.job_id, fence=row.fence, prefix=self.ids) as stream:
+        prefix = [tape.ids for tape in self.tapes]
+        with self._workers.stream(row.worker_address, job_id=self.job_id, fence=row.fence, prefix=prefix) as stream:
             self._stream, self._attached, self._ended_seen_s = stream, row, None
-            log.debug("stream.attached", job_id=str(self.job_id), fence=row.fence, first_token=len(self.ids))
+            log.debug("stream.attached", job_id=str(self.job_id), fence=row.fence, num_sent=self.num_sent)
             try:
                 async for message in stream.messages():
-                    self._take(message.piece)
+                    self._take(message.piece, row.fence)
                     if message.end is not None:
                         self._end(message.end)
                         return
@@ -223,41 +218,52 @@ class Relay:
                 self._stream = self._attached = None
         raise StreamBroken("closed without an end")
 
-    def _take(self, piece: TokenPiece) -> None:
-        if not piece.token_ids and not piece.text:
+    def _take(self, piece: TokenPiece, fence: int) -> None:
+        if piece.is_empty:
             return
-        if piece.first_token != len(self.ids):
-            raise AssertionError(f"job {self.job_id}: token {piece.first_token} came after {len(self.ids)} tokens")
-        if piece.token_ids and self._first_token_s is None:
+        if piece.choice >= len(self.tapes):
+            raise AssertionError(f"job {self.job_id} has no answer number {piece.choice}")
+        if piece.token_ids and self._fence_of_tokens is None:
+            self._fence_of_tokens = fence
             self._first_token_s = self._clock.monotonic()
-        self.ids += piece.token_ids
-        self._num_chars += len(piece.text)
-        self.entries.append(piece)
+        self.tapes[piece.choice].take(piece)
         self._notify()
 
     def _end(self, end: Finish | Ended) -> None:
         if isinstance(end, Finish):
             self.finish(end)
         else:
-            self.finish(self._error(end.failure))
+            self.finish(endings.without_result(self.job_id, end.failure))
 
     async def _end_from_row(self, row: OwnedJob) -> None:
         """Send what the readers lack from the row; the worker's log is gone."""
         if row.state is not JobState.SUCCEEDED:
             failed = row.state is JobState.FAILED and row.error is not None
-            self.finish(self._error(JobFailure.from_json(dict(row.error or {})) if failed else None))
+            failure = JobFailure.from_json(dict(row.error or {})) if failed else None
+            self.finish(endings.without_result(self.job_id, failure))
             return
         if row.result is None:
-            raise self._expired()
+            raise endings.expired(self.job_id)
         result = GenerationResult.from_json(dict(row.result))
-        if list(result.token_ids[: len(self.ids)]) != self.ids:
-            raise self._diverged()
-        num_chars = self._num_chars
-        if self.num_before:
-            num_chars += await self._count_chars(self.ids[: self.num_before])
-        count = len(self.ids)
-        self._take(TokenPiece(first_token=count, token_ids=result.token_ids[count:], text=result.text[num_chars:]))
-        self.finish(Finish(finish_reason=result.finish_reason, usage=result.usage))
+        answers = result.choices
+        if len(answers) != len(self.tapes):
+            raise endings.diverged(self.job_id)
+        if any(list(a.token_ids[: len(t.ids)]) != t.ids for a, t in zip(answers, self.tapes, strict=True)):
+            raise endings.diverged(self.job_id)
+        for number, (answer, tape) in enumerate(zip(answers, self.tapes, strict=True)):
+            num_chars, count = tape.num_chars, len(tape.ids)
+            if tape.num_before:
+                num_chars += await self._count_chars(tape.ids[: tape.num_before])
+            piece = TokenPiece(
+                choice=number,
+                first_token=count,
+                token_ids=answer.token_ids[count:],
+                text=answer.text[num_chars:],
+                logprobs=answer.logprobs[count:],
+                prompt_logprobs=result.prompt_logprobs if tape.is_untouched else (),
+            )
+            self._take(piece, row.fence)
+        self.finish(finish_of(result))
 
     async def _resume(self, row: OwnedJob, reason: str) -> None:
         """Queue the job again with what this gateway has; when somebody was first, act on what the row says."""
@@ -266,14 +272,14 @@ class Relay:
                 self.job_id,
                 owner=self._owner,
                 fence=row.fence,
-                emitted_ids=tuple(self.ids),
+                emitted_ids=() if self._restarts else tuple(self.tapes[0].ids),
                 worker_dead=reason not in ANSWERED,
                 why=reason,
                 first_token_ago_s=self._first_token_ago_s(),
             )
         )
         if job is not None:
-            log.info("stream.resumed", job_id=str(self.job_id), reason=reason, fence=job.fence, num_sent=len(self.ids))
+            log.info("stream.resumed", job_id=str(self.job_id), reason=reason, fence=job.fence, num_sent=self.num_sent)
             self._on_resumed()
             await self._refresh()
         elif not await self._is_news(row):
@@ -299,9 +305,7 @@ class Relay:
         if rows is None:
             return None
         if not rows:
-            raise FailedPrecondition(
-                f"job {self.job_id} is not kept any more", code="CONTENT_EXPIRED", hint="ask again"
-            )
+            raise endings.forgotten(self.job_id)
         self._row = rows[0]
         return self._row
 
@@ -323,24 +327,6 @@ class Relay:
             await self._clock.sleep(DATABASE_PAUSE_S)
             return None
 
-    # --- the rest
-
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def _error(self, failure: JobFailure | None) -> OctavoError:
-        if failure is None:
-            return Cancelled(f"job {self.job_id} was cancelled")
-        return failure_error(failure)
-
-    def _expired(self) -> OctavoError:
-        return FailedPrecondition(
-            f"the content of job {self.job_id} is not kept any more", code="CONTENT_EXPIRED", hint="ask again"
-        )
-
-    def _diverged(self) -> OctavoError:
-        return StreamDiverged(
-            f"job {self.job_id} went on with other tokens than this stream has sent",
-            hint="its result is in the job: read it by its id",
-        )

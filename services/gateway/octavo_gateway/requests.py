@@ -62,9 +62,21 @@ class RequestLimits:
     max_bad_words: int = 128
     max_bad_word_chars: int = 256
     max_allowed_tokens: int = 16384
+    max_choices: int = 16
+    max_logprobs: int = 20
     max_name_chars: int = 255
     max_priority: int = 100
     max_timeout_s: float = 7 * 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beam:
+    """How a beam search goes."""
+
+    width: int
+    length_penalty: float = 1.0
+    # True, False, or None for Hugging Face's "never".
+    early_stopping: bool | None = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +105,12 @@ class RawRequest:
     allowed_token_ids: Sequence[int] = ()
     min_tokens: int = 0
     include_stop: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw"
+    n: int = 1
+    best_of: int | None = None
+    beam: Beam | None = None
     priority: int = 0
     timeout_s: float | None = None
     idempotency_key: str = ""
@@ -119,6 +137,20 @@ class Steering:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """How many answers, how they are found, and what is told of their tokens. The names are GenerationSpec's."""
+
+    n: int = 1
+    best_of: int = 1
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool | None = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    processed_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValidRequest:
     """A request that some model of sufficient context and vocabulary can serve."""
 
@@ -137,6 +169,7 @@ class ValidRequest:
     ignore_eos: bool
     steering: Steering
     include_stop: bool
+    answers: Answers
     priority: int
     timeout_s: float | None
     idempotency_key: str | None

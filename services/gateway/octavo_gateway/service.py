@@ -11,7 +11,7 @@ import grpc
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc, jobs_pb2, jobs_pb2_grpc, plan_pb2
 from octavo_common.errors import NotFound, Unavailable
 from octavo_common.store import ProcessStore
-from octavo_gateway import convert, convert_plan, planning
+from octavo_gateway import convert, convert_plan, convert_request, planning
 from octavo_gateway.api import GenerationApi
 from octavo_gateway.auth import current_principal
 from octavo_gateway.jobs import Jobs, require_admin
@@ -35,7 +35,7 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         """Accept a request and stream its tokens."""
-        valid = validate(convert.raw_request(request.generation), self._limits)
+        valid = validate(convert_request.raw_request(request.generation), self._limits)
         accepted = await self._api.accept(current_principal(), valid, deadline_s=_time_remaining(context))
         async with aclosing(self._events(accepted)) as events:
             async for event in events:
@@ -45,7 +45,7 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.SubmitGenerationRequest, context: Context
     ) -> gateway_pb2.SubmitGenerationResponse:
         """Accept a request without a stream."""
-        valid = validate(convert.raw_request(request.generation), self._limits)
+        valid = validate(convert_request.raw_request(request.generation), self._limits)
         accepted = await self._api.accept(current_principal(), valid, streaming=False)
         return gateway_pb2.SubmitGenerationResponse(job_id=str(accepted.job_id), created=accepted.created)
 
@@ -53,8 +53,9 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.ResumeGenerationRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.ResumeGenerationResponse]:
         """Continue the stream of a job behind the tokens that the caller has."""
-        on_disconnect = convert.on_disconnect(request.on_disconnect)
-        accepted = await self._api.resume(current_principal(), request.job_id, list(request.token_ids), on_disconnect)
+        on_disconnect = convert_request.on_disconnect(request.on_disconnect)
+        received = [list(request.token_ids), *(list(other.ids) for other in request.others)]
+        accepted = await self._api.resume(current_principal(), request.job_id, received, on_disconnect)
         async with aclosing(self._events(accepted)) as events:
             async for event in events:
                 yield gateway_pb2.ResumeGenerationResponse(event=event)

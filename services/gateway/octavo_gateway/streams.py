@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
 import structlog
 
 from octavo_common.clock import Clock
-from octavo_common.errors import Cancelled, OctavoError, Unavailable
+from octavo_common.errors import Cancelled, OctavoError, StreamDiverged, Unavailable
 from octavo_common.jobs.model import Job
+from octavo_common.jobs.spec import GenerationSpec
 from octavo_gateway.chores import Chores
-from octavo_gateway.contact import ContactRows
-from octavo_gateway.relay import Relay, Rows
+from octavo_gateway.contact import ContactRows, Rows
+from octavo_gateway.following import Followed, Reader
+from octavo_gateway.relay import Relay
 from octavo_gateway.requests import OnDisconnect
 from octavo_gateway.values import Finish, TokenPiece
 from octavo_gateway.workers import WorkerPool
@@ -36,6 +37,10 @@ DETACH_GRACE_S = 30.0
 DEADLINE_MARGIN_S = 0.1
 
 CountChars = Callable[[Job, Sequence[int]], Awaitable[int]]
+# Whether a job that begins anew gives the same tokens.
+IsExact = Callable[[Job], Awaitable[bool]]
+# What a reader has of each answer.
+Received = Sequence[Sequence[int]]
 
 
 class Store(Rows, Protocol):
@@ -58,34 +63,6 @@ class Waiter(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Reader:
-    """One place in the log of one relay."""
-
-    followed: _Followed
-    # Number of entries behind it.
-    position: int
-    # Runs until it is read for the first time.
-    timer: asyncio.TimerHandle
-
-
-@dataclass(slots=True, eq=False)
-class _Followed:
-    """A relay with its task and its readers."""
-
-    relay: Relay
-    task: asyncio.Task[None]
-    # Tenant under which the job may be cancelled.
-    tenant: str
-    readers: set[int] = field(default_factory=set)
-    # When the job's own deadline passes, on the monotonic clock: then its end is not a cancellation.
-    deadline_s: float | None = None
-    # Once a reader wanted it to go on without readers, no other reader's leaving may cancel it.
-    detached: bool = False
-    # Gives it up when no reader comes back in time.
-    timer: asyncio.TimerHandle | None = None
-
-
 class StreamHub:
     """All streams of this gateway."""
 
@@ -96,6 +73,7 @@ class StreamHub:
         store: Store,
         cancel: Callable[[UUID, str], Awaitable[object]],
         count_chars: CountChars,
+        is_exact: IsExact,
         on_resumed: Callable[[], None],
         workers: WorkerPool,
         clock: Clock,
@@ -108,13 +86,14 @@ class StreamHub:
         self._rows = ContactRows(store, lease_s=lease_s, clock=clock)
         self._cancel = cancel
         self._count_chars = count_chars
+        self._is_exact = is_exact
         self._on_resumed = on_resumed
         self._workers = workers
         self._clock = clock
         self._unread_s = unread_s
         self._grace_s = grace_s
-        self._followed: dict[UUID, list[_Followed]] = {}
-        self._readers: dict[int, _Reader] = {}
+        self._followed: dict[UUID, list[Followed]] = {}
+        self._readers: dict[int, Reader] = {}
         # While it runs.
         self._listener: Waiter | None = None
         # How often it was told to read rows, or did so unasked.
@@ -145,14 +124,14 @@ class StreamHub:
     def open(
         self,
         job: Job,
-        received: Sequence[int],
+        received: Received,
         on_disconnect: OnDisconnect,
         *,
         timeout_s: float | None = None,
         is_new: bool = False,
         is_queued: bool = False,
     ) -> int:
-        """Follow a job for a reader that has these tokens; returns the reader's number for `read`.
+        """Follow a job for a reader that has these tokens of each answer; returns the reader's number for `read`.
 
         `timeout_s` is what the job has until its own deadline, if that is known. `is_new`: it was made just now.
         `is_queued`: and num_wakes has not changed since: its next change will be told.
@@ -166,11 +145,11 @@ class StreamHub:
             followed.deadline_s = self._clock.monotonic() + timeout_s
         self._last_reader += 1
         reader = self._last_reader
-        position = followed.relay.position_of(received)
-        assert position is not None
+        positions = followed.relay.positions_of(received)
+        assert positions is not None
         followed.readers.add(reader)
         timer = asyncio.get_running_loop().call_later(self._unread_s, self.leave, reader)
-        self._readers[reader] = _Reader(followed, position, timer)
+        self._readers[reader] = Reader(followed, positions, timer)
         self._disarm(followed)
         self._idle.clear()
         return reader
@@ -181,15 +160,14 @@ class StreamHub:
         if entry is None:
             raise Cancelled("the stream was not read in time")
         entry.timer.cancel()
-        relay, position = entry.followed.relay, entry.position
+        relay = entry.followed.relay
         try:
             while True:
                 changed, outcome = relay.changed, relay.outcome
-                entries = relay.entries[position:]
-                if entries:
-                    # A reader that was behind gets all that came meanwhile in one piece.
-                    position += len(entries)
-                    yield TokenPiece.joined(entries)
+                pieces = entry.take()
+                if pieces:
+                    for piece in pieces:
+                        yield piece
                 elif isinstance(outcome, Finish):
                     yield outcome
                     return
@@ -224,14 +202,14 @@ class StreamHub:
             if followed.relay.job_id not in self._followed:
                 self._chores.add(lambda: self._give_up(followed))
 
-    def _let_go(self, followed: _Followed) -> None:
+    def _let_go(self, followed: Followed) -> None:
         if followed.readers:
             return
         self._drop(followed)
         if followed.relay.job_id not in self._followed and followed.relay.outcome is None:
             self._chores.add(lambda: self._detach(followed.relay.job_id))
 
-    async def _give_up(self, followed: _Followed) -> None:
+    async def _give_up(self, followed: Followed) -> None:
         job_id = followed.relay.job_id
         if followed.deadline_s is not None and self._clock.monotonic() >= followed.deadline_s - DEADLINE_MARGIN_S:
             # The client left because the time is over; who holds the job ends it for that reason.
@@ -251,18 +229,20 @@ class StreamHub:
 
     # --- relays
 
-    def _joinable(self, job_id: UUID, received: Sequence[int]) -> _Followed | None:
+    def _joinable(self, job_id: UUID, received: Received) -> Followed | None:
         for followed in self._followed.get(job_id, ()):
             relay = followed.relay
-            if not isinstance(relay.outcome, OctavoError) and relay.position_of(received) is not None:
+            if not isinstance(relay.outcome, OctavoError) and relay.positions_of(received) is not None:
                 return followed
         return None
 
-    def _follow(self, job: Job, received: Sequence[int], is_new: bool, is_queued: bool) -> _Followed:
+    def _follow(self, job: Job, received: Received, is_new: bool, is_queued: bool) -> Followed:
         relay = Relay(
             job_id=job.id,
             owner=self.owner,
             received=received,
+            restarts=GenerationSpec.from_json(dict(job.payload)).restarts,
+            is_exact=lambda: self._is_exact(job),
             count_chars=lambda ids: self._count_chars(job, ids),
             on_resumed=self._on_resumed,
             store=self._rows,
@@ -273,15 +253,23 @@ class StreamHub:
         )
         # Its own context: what the call that begins it knows (deadline, spans) ends before it does.
         task = asyncio.get_running_loop().create_task(relay.run(), context=Context(), name=f"relay {job.id}")
-        followed = _Followed(relay=relay, task=task, tenant=job.tenant)
+        followed = Followed(relay=relay, task=task, tenant=job.tenant)
         if not self._followed and self._listener is not None:
             # Its wait is a long one; the first poll is due as if it were not.
             asyncio.get_running_loop().call_later(POLL_S, self._listener.wake)
         self._followed.setdefault(job.id, []).append(followed)
-        task.add_done_callback(lambda _: None if followed.readers else self._drop(followed))
+        task.add_done_callback(lambda _: self._on_end(followed))
         return followed
 
-    def _drop(self, followed: _Followed) -> None:
+    def _on_end(self, followed: Followed) -> None:
+        relay = followed.relay
+        if isinstance(relay.outcome, StreamDiverged) and len(self._followed.get(relay.job_id, ())) < 2:
+            # The job may go on, and here nobody looks after it any more.
+            self._chores.add(lambda: self._detach(relay.job_id))
+        if not followed.readers:
+            self._drop(followed)
+
+    def _drop(self, followed: Followed) -> None:
         self._disarm(followed)
         followed.task.cancel()
         siblings = self._followed.get(followed.relay.job_id, [])
@@ -291,7 +279,7 @@ class StreamHub:
                 del self._followed[followed.relay.job_id]
 
     @staticmethod
-    def _disarm(followed: _Followed) -> None:
+    def _disarm(followed: Followed) -> None:
         if followed.timer is not None:
             followed.timer.cancel()
             followed.timer = None

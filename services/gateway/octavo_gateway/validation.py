@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo_gateway.answers import answers
 from octavo_gateway.checks import (
     MAX_INT32,
     check_flag,
@@ -53,6 +54,7 @@ def validate(raw: RawRequest, limits: RequestLimits | None = None) -> ValidReque
         ignore_eos=check_flag(raw.ignore_eos, "ignore_eos"),
         steering=steering(raw, bounds),
         include_stop=check_flag(raw.include_stop, "include_stop"),
+        answers=answers(raw, bounds),
         priority=check_whole(raw.priority, "priority", -bounds.max_priority, bounds.max_priority),
         timeout_s=_timeout(raw.timeout_s, bounds),
         idempotency_key=check_name(raw.idempotency_key, "idempotency_key", bounds.max_name_chars) or None,

@@ -86,8 +86,13 @@ class WorkerPool:
         self._closing: set[asyncio.Task[None]] = set()
 
     @contextmanager
-    def stream(self, address: str, *, job_id: UUID, fence: int, prefix: Sequence[int]) -> Iterator[WorkerStream]:
-        """Open a job's stream after the tokens of `prefix`. May be called before the worker has the job."""
+    def stream(
+        self, address: str, *, job_id: UUID, fence: int, prefix: Sequence[Sequence[int]]
+    ) -> Iterator[WorkerStream]:
+        """Open a job's stream after the tokens of `prefix`, which has those of each answer.
+
+        May be called before the worker has the job.
+        """
         request = convert.stream_request(job_id, fence, prefix)
         with self._use(address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)

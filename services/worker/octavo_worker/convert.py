@@ -7,7 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from octavo.v1 import common_pb2, worker_pb2
 from octavo_common.errors import Status
-from octavo_common.jobs.spec import JobFailure, UsageRecord
+from octavo_common.jobs.spec import JobFailure, TokenLogprob, UsageRecord
 from octavo_worker.joblog import End, Piece
 from octavo_worker.records import StepRecord
 
@@ -16,7 +16,13 @@ _FINISH = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_RE
 
 def stream_response(piece: Piece, end: End | None = None) -> worker_pb2.StreamResponse:
     """One message of a stream; the last one has the end."""
-    message = worker_pb2.StreamResponse(first_token=piece.first_token, token_ids=piece.token_ids, text=piece.text)
+    message = worker_pb2.StreamResponse(
+        choice=piece.choice, first_token=piece.first_token, token_ids=piece.token_ids, text=piece.text
+    )
+    if piece.logprobs:
+        message.logprobs.extend(map(token_logprobs, piece.logprobs))
+    if piece.prompt_logprobs:
+        message.prompt_logprobs.extend(map(token_logprobs, piece.prompt_logprobs))
     if end is not None:
         message.end.CopyFrom(stream_end(end))
     return message
@@ -24,12 +30,29 @@ def stream_response(piece: Piece, end: End | None = None) -> worker_pb2.StreamRe
 
 def stream_end(end: End) -> worker_pb2.StreamEnd:
     """How the job ended."""
-    if end.result is not None:
-        reason = _FINISH[end.result.finish_reason]
-        return worker_pb2.StreamEnd(finish_reason=reason, usage=usage(end.result.usage))
+    result = end.result
+    if result is not None:
+        message = worker_pb2.StreamEnd(finish_reason=_FINISH[result.finish_reason], usage=usage(result.usage))
+        if result.others or result.score is not None:
+            message.choices.extend(
+                common_pb2.ChoiceEnd(finish_reason=_FINISH[choice.finish_reason], score=choice.score)
+                for choice in result.choices
+            )
+        return message
     if end.failure is not None:
         return worker_pb2.StreamEnd(failure=failure(end.failure))
     return worker_pb2.StreamEnd(cancelled=True)
+
+
+def token_logprobs(told: TokenLogprob) -> common_pb2.TokenLogprobs:
+    """What is told of a token."""
+    return common_pb2.TokenLogprobs(
+        logprob=told.logprob,
+        rank=told.rank,
+        top_token_ids=[token for token, _ in told.top],
+        top_logprobs=[logprob for _, logprob in told.top],
+        text_offset=told.text_offset,
+    )
 
 
 def usage(record: UsageRecord) -> common_pb2.Usage:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from octavo_common.clock import Clock
 from octavo_common.errors import OctavoError, Status
-from octavo_common.jobs.spec import GenerationResult, JobFailure
+from octavo_common.jobs.spec import GenerationResult, JobFailure, TokenLogprob
 
 # Readers that come late find the end here; after that the row has the result.
 KEEP_S = 60.0
@@ -34,11 +34,20 @@ class PrefixDiffers(OctavoError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Released tokens and their text."""
+    """Released tokens of one answer and what goes with them."""
 
+    choice: int = 0
     first_token: int
     token_ids: tuple[int, ...]
     text: str
+    # One a token, or none at all.
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """It says nothing."""
+        return not (self.token_ids or self.text or self.prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +58,43 @@ class End:
     failure: JobFailure | None = None
 
 
+class _Answer:
+    """The released tokens of one answer."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.texts: list[str] = []
+        # One a token, or none at all.
+        self.logprobs: list[TokenLogprob] = []
+        self.num_chars = 0
+
+
 class JobLog:
     """The released tokens of one job under one fence. Written by the intake, read by streams."""
 
-    def __init__(self, job_id: UUID, fence: int, *, lead_text: str = "") -> None:
+    def __init__(self, job_id: UUID, fence: int, *, lead_text: str = "", num_choices: int = 1) -> None:
         """``lead_text`` goes out with the first token (or with the end, if there is none): an echoed prompt."""
         self.job_id = job_id
         self.fence = fence
         self.lead_text = lead_text
-        self.ids: list[int] = []
+        # Go out as the lead text does; set before the first token is released.
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         # Set once, after the row was committed.
         self.end: End | None = None
         # Why nothing more comes although there is no end.
         self.gone: str | None = None
-        self._texts: list[str] = []
+        self._answers = tuple(_Answer() for _ in range(num_choices))
         self._changed = asyncio.Event()
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that it holds."""
+        return len(self._answers)
+
+    @property
+    def ids(self) -> list[int]:
+        """Released tokens of the first answer."""
+        return self._answers[0].ids
 
     @property
     def changed(self) -> asyncio.Event:
@@ -77,16 +108,37 @@ class JobLog:
 
     @property
     def text(self) -> str:
-        """The whole text so far."""
-        return self.lead_text + "".join(self._texts)
+        """The whole text of the first answer so far."""
+        return self.lead_text + "".join(self._answers[0].texts)
 
-    def release(self, ids: Sequence[int], texts: Sequence[str]) -> None:
-        """Add tokens with the text of each. What comes together leaves together."""
-        assert len(ids) == len(texts), "a text for each token"
-        if ids and not self.closed:
-            self.ids += ids
-            self._texts += texts
-            self._notify()
+    def ids_of(self, choice: int) -> list[int]:
+        """Released tokens of an answer."""
+        return self._answers[choice].ids
+
+    def logprobs_of(self, choice: int) -> tuple[TokenLogprob, ...]:
+        """What is told of them."""
+        return tuple(self._answers[choice].logprobs)
+
+    def release(
+        self, ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[TokenLogprob] = (), *, choice: int = 0
+    ) -> None:
+        """Add tokens with the text of each. What comes together leaves together.
+
+        Log-probabilities come for each token or for none; where their texts begin is found here.
+        """
+        assert len(ids) == len(texts) and len(logprobs) in (0, len(ids)), "a text for each token"
+        if not ids or self.closed:
+            return
+        answer = self._answers[choice]
+        answer.ids += ids
+        answer.texts += texts
+        if logprobs:
+            offset = len(self.lead_text) + answer.num_chars
+            for text, told in zip(texts, logprobs, strict=True):
+                answer.logprobs.append(told._replace(text_offset=offset))
+                offset += len(text)
+        answer.num_chars += sum(map(len, texts))
+        self._notify()
 
     def finish(self, end: End) -> None:
         """The end was committed."""
@@ -100,12 +152,18 @@ class JobLog:
             self.gone = reason
             self._notify()
 
-    def read(self, first_token: int) -> Piece:
-        """Everything from a token on."""
-        text = "".join(self._texts[first_token:])
-        if first_token == 0 and (self.ids or self.end is not None):
-            text = self.lead_text + text
-        return Piece(first_token=first_token, token_ids=tuple(self.ids[first_token:]), text=text)
+    def read(self, first_token: int, choice: int = 0) -> Piece:
+        """Everything of an answer from a token on."""
+        answer = self._answers[choice]
+        leads = first_token == 0 and (bool(answer.ids) or self.end is not None)
+        return Piece(
+            choice=choice,
+            first_token=first_token,
+            token_ids=tuple(answer.ids[first_token:]),
+            text=(self.lead_text if leads else "") + "".join(answer.texts[first_token:]),
+            logprobs=tuple(answer.logprobs[first_token:]),
+            prompt_logprobs=self.prompt_logprobs if leads else (),
+        )
 
     def _notify(self) -> None:
         self._changed.set()

@@ -25,29 +25,41 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._arrival_s = arrival_s
 
     async def Stream(self, request: worker_pb2.StreamRequest, context: Any) -> AsyncIterator[worker_pb2.StreamResponse]:
-        """Send the job's tokens from an index on, then its end."""
-        if request.first_token < 0:
+        """Send the job's tokens from an index on, then its end. Answers are apart, each in messages of its own."""
+        if request.first_token < 0 or any(other.first_token < 0 for other in request.others):
             raise InvalidArgument("first_token is negative", param="first_token")
         job_id = _uuid(request.job_id)
         log = await self._book.arrival(job_id, request.fence, timeout_s=self._arrival_s)
-        num_sent = request.first_token
-        await _same_beginning(log, num_sent, request.prefix_digest)
+        if len(request.others) >= log.num_choices:
+            raise InvalidArgument(f"the job has {log.num_choices} answers", param="others")
+        num_sent = [request.first_token, *(other.first_token for other in request.others)]
+        digests = [request.prefix_digest, *(other.prefix_digest for other in request.others)]
+        for choice, digest in enumerate(digests):
+            await _same_beginning(log, choice, num_sent[choice], digest)
+        num_sent += [0] * (log.num_choices - len(num_sent))
         while True:
             changed = log.changed
             if log.gone is not None:
                 raise JobElsewhere(f"job {job_id} left this worker: {log.gone}", hint="read the row")
-            piece = log.read(num_sent)
-            if log.end is not None:
-                # Committed under the fence: that it is ours needs no lease any more.
-                yield convert.stream_response(piece, log.end)
+            end = log.end
+            pieces = [log.read(first, choice) for choice, first in enumerate(num_sent)]
+            if end is not None:
+                # Committed under the fence: that it is ours needs no lease any more. The end goes with the first
+                # answer.
+                for piece in pieces[1:]:
+                    if not piece.is_empty:
+                        yield convert.stream_response(piece)
+                yield convert.stream_response(pieces[0], end)
                 return
-            if not piece.token_ids:
+            pieces = [piece for piece in pieces if piece.token_ids]
+            if not pieces:
                 await changed.wait()
             elif not self._gate.is_open:
                 await self._gate.wait_open()
             else:
-                yield convert.stream_response(piece)
-                num_sent += len(piece.token_ids)
+                for piece in pieces:
+                    yield convert.stream_response(piece)
+                    num_sent[piece.choice] += len(piece.token_ids)
 
     async def GetRecords(self, request: worker_pb2.GetRecordsRequest, context: Any) -> worker_pb2.GetRecordsResponse:
         """Return the records of the last steps."""
@@ -55,18 +67,19 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.GetRecordsResponse(records=[convert.step_record(record) for record in records])
 
 
-async def _same_beginning(log: JobLog, num_tokens: int, digest: bytes) -> None:
-    """Wait until the log has as many tokens as the reader, and compare. Raises PrefixDiffers, JobElsewhere."""
+async def _same_beginning(log: JobLog, choice: int, num_tokens: int, digest: bytes) -> None:
+    """Wait until an answer has as many tokens as the reader, and compare. Raises PrefixDiffers, JobElsewhere."""
+    ids = log.ids_of(choice)
     while True:
         changed = log.changed
-        if len(log.ids) >= num_tokens:
+        if len(ids) >= num_tokens:
             break
         if log.gone is not None:
             raise JobElsewhere(f"job {log.job_id} left this worker: {log.gone}", hint="read the row")
         if log.end is not None:
             break
         await changed.wait()
-    if len(log.ids) < num_tokens or tokens_digest(log.ids[:num_tokens]) != digest:
+    if len(ids) < num_tokens or tokens_digest(ids[:num_tokens]) != digest:
         raise PrefixDiffers(f"job {log.job_id} has other tokens here before token {num_tokens}")
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from octavo_common.errors import InvalidArgument
 from octavo_gateway.requests import (
+    Answers,
+    Beam,
     ChatPrompt,
     Message,
     OnDisconnect,
@@ -101,6 +103,24 @@ SURROGATE = "a\ud800b"
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"include_stop": 1}, "include_stop"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": True}, "n"),
+        ({"best_of": 17}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"logprobs_mode": "cooked"}, "logprobs_mode"),
+        ({"beam": Beam(width=0)}, "beam_width"),
+        ({"beam": Beam(width=17)}, "beam_width"),
+        ({"beam": Beam(width=2), "n": 3}, "n"),
+        ({"beam": Beam(width=2), "best_of": 2}, "best_of"),
+        ({"beam": Beam(width=2), "logprobs": 1}, "logprobs"),
+        ({"beam": Beam(width=2), "top_p": 0.9}, "top_p"),
+        ({"beam": Beam(width=2), "repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"beam": Beam(width=2, length_penalty=math.inf)}, "length_penalty"),
+        ({"beam": Beam(width=2, early_stopping=1)}, "early_stopping"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_name_of_its_field(changes: dict[str, Any], param: str) -> None:
@@ -116,11 +136,25 @@ def test_defaults_are_those_of_the_proto() -> None:
     assert (valid.idempotency_key, valid.fair_key, valid.on_disconnect) == (None, None, OnDisconnect.CANCEL)
     assert valid.operation == "text_completion"
     assert valid.steering == Steering() and not valid.include_stop
+    assert valid.answers == Answers()
 
 
 def test_biases_and_allowed_ids_come_in_order_and_once() -> None:
     valid = validate(replace(GOOD, logit_bias={9: 1, 3: -100}, allowed_token_ids=[5, 2, 5]))
     assert valid.steering == Steering(logit_bias=((3, -100.0), (9, 1.0)), allowed_token_ids=(2, 5))
+
+
+def test_a_beam_search_has_its_own_bounds() -> None:
+    raw = replace(GOOD, n=2, beam=Beam(width=4, length_penalty=-1, early_stopping=None), temperature=0.7, top_p=1.0)
+    expected = Answers(n=2, best_of=2, beam_width=4, length_penalty=-1.0, early_stopping=None)
+    assert validate(raw).answers == expected
+
+
+def test_best_of_is_n_where_it_is_not_given() -> None:
+    assert validate(replace(GOOD, n=3)).answers == Answers(n=3, best_of=3)
+    told = Answers(n=2, best_of=5, logprobs=0, prompt_logprobs=20, processed_logprobs=True)
+    raw = replace(GOOD, n=2, best_of=5, logprobs=0, prompt_logprobs=20, logprobs_mode="processed")
+    assert validate(raw).answers == told
 
 
 def test_the_edges_are_accepted() -> None:
@@ -165,7 +199,7 @@ anything = st.one_of(
 )
 
 
-FIELDS = sorted(RawRequest.__dataclass_fields__.keys() - {"on_disconnect", "messages", "prompt"})
+FIELDS = sorted(RawRequest.__dataclass_fields__.keys() - {"on_disconnect", "messages", "prompt", "beam"})
 
 
 # One or two at a time: with all of them at once, the first refusal would hide the rest.

@@ -1,11 +1,25 @@
-"""What a generation job asks for and what it brings back, as stored in the row. Pure values with a JSON form."""
+"""What a generation job asks for and what it brings back, as stored in the row. Pure values with a JSON form.
+
+Results are in ``results``; their names are here, too.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
-FinishReason = Literal["stop", "length"]
+from octavo_common.jobs.results import ChoiceResult, FinishReason, GenerationResult, TokenLogprob, UsageRecord
+
+__all__ = [
+    "ChoiceResult",
+    "FinishReason",
+    "GenerationResult",
+    "GenerationSpec",
+    "JobFailure",
+    "ModelCard",
+    "TokenLogprob",
+    "UsageRecord",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +56,31 @@ class GenerationSpec:
     include_stop: bool = False
     # The answer's text begins with the prompt's.
     echo: bool = False
+    # How many of the likeliest tokens are told beside each token's own log-probability; None tells nothing.
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    processed_logprobs: bool = False
+    # Answers that are returned.
+    n: int = 1
+    # Answers that are generated; the n with the best mean log-probability are returned. At least n.
+    best_of: int = 1
+    # 0 samples; else the width of a beam search, at least n.
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    # True, False, or None for Hugging Face's "never".
+    early_stopping: bool | None = False
     # chat or text_completion. The answer to a raw prompt continues its text, that to a chat opens one.
     operation: str = "text_completion"
+
+    @property
+    def is_ranked(self) -> bool:
+        """Which answers are returned is known at the end only: nothing is streamed before."""
+        return self.beam_width > 0 or self.best_of > self.n
+
+    @property
+    def restarts(self) -> bool:
+        """After the loss of its worker it begins anew from its prompt: what was sent is of several sequences."""
+        return self.n > 1 or self.is_ranked
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -58,50 +95,6 @@ class GenerationSpec:
         known["logit_bias"] = tuple((int(token), float(bias)) for token, bias in known.get("logit_bias", ()))
         known["bad_words"] = tuple(tuple(word) for word in known.get("bad_words", ()))
         return cls(**known)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRecord:
-    """What a generation used, whatever workers it lost. Times in seconds from acceptance; None: nobody knows."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    # These two are of the attempt that ended it.
-    cached_tokens: int = 0
-    num_preemptions: int = 0
-    num_losses: int = 0
-    numerics_changed: bool = False
-    seed: int = 0
-    # To the first step; when another worker had begun it, to when that took it.
-    queue_s: float | None = None
-    time_to_first_token_s: float | None = None
-    # To the last token.
-    total_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationResult:
-    """What a generation brought (column `result`)."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    usage: UsageRecord
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**asdict(self), "token_ids": list(self.token_ids)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> GenerationResult:
-        """Inverse of to_json; unknown fields of a newer writer are ignored."""
-        usage = {k: v for k, v in cast(dict[str, Any], value["usage"]).items() if k in UsageRecord.__slots__}
-        return cls(
-            token_ids=tuple(value["token_ids"]),
-            text=value["text"],
-            finish_reason=value["finish_reason"],
-            usage=UsageRecord(**usage),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +137,8 @@ class ModelCard:
     vocab_size: int
     # What planning needs (plan.shape.ModelShape), as JSON; None where the worker could not say.
     shape: dict[str, Any] | None = None
+    # The same request gives the same tokens bit by bit, whatever runs beside it.
+    exact: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

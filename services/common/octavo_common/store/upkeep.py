@@ -43,7 +43,8 @@ _PRUNE_CONTENTS = text(
       order by ended_at, id limit :limit for update skip locked
     )
     update jobs j set content_kept = false, prompt_ids = '{}', emitted_ids = '{}', prefix_keys = '{}',
-      payload = j.payload - 'stop' - 'prompt', result = j.result - 'token_ids' - 'text'
+      payload = j.payload - 'stop' - 'prompt' - 'bad_words' - 'grammar',
+      result = j.result - 'token_ids' - 'text' - 'logprobs' - 'prompt_logprobs' - 'others'
     from old where j.id = old.id
     """
 )

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo_common.jobs.model import Claimed, Held, Job
-from octavo_common.jobs.spec import FinishReason, GenerationResult, GenerationSpec, UsageRecord
+from octavo_common.jobs.spec import ChoiceResult, GenerationResult, GenerationSpec, TokenLogprob, UsageRecord
 from octavo_common.text.answers import answer_stream, lead_text
 from octavo_common.text.stream import Released, TextStream
 from octavo_common.text.tokenizer import Tokenizer
-from octavo_worker.engine.types import Delta, Request, SamplingParams
+from octavo_worker.engine.types import Delta, Request, TokenLogprobs
+from octavo_worker.engine.types import FinishReason as EngineReason
+from octavo_worker.intake.asking import engine_request, num_computed
+from octavo_worker.intake.choice import Choice, told, with_offsets
 from octavo_worker.intake.trace import JobTrace
 from octavo_worker.joblog import JobLog
 
@@ -23,12 +26,13 @@ class Attempt:
     claimed: Claimed
     spec: GenerationSpec
     log: JobLog
-    stream: TextStream
+    # All that the engine computes; of ranked ones the best go into the log at the end.
+    choices: tuple[Choice, ...]
+    tokenizer: Tokenizer
     trace: JobTrace
     # Monotonic time of the claim; acceptance was claimed.age_s before.
     claimed_s: float
-    # All tokens, those that are not certain yet among them.
-    ids: list[int] = field(default_factory=list[int])
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     # Its end is on the way to the table: nothing from the engine counts any more.
     ending: bool = False
     num_cached: int = 0
@@ -51,7 +55,27 @@ class Attempt:
     @property
     def held(self) -> Held:
         """What the heartbeat says of it."""
-        return Held(self.job.id, self.job.fence, len(self.log.ids))
+        return Held(self.job.id, self.job.fence, self.num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers that are certain."""
+        return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def emitted_ids(self) -> Sequence[int]:
+        """What the next attempt may go on from."""
+        return () if self.spec.restarts else self.log.ids
+
+    @property
+    def is_over(self) -> bool:
+        """Every answer has ended."""
+        return all(choice.reason is not None for choice in self.choices)
+
+    @property
+    def is_computed(self) -> bool:
+        """The engine has nothing more to do for it."""
+        return all(choice.computed for choice in self.choices)
 
     @property
     def accepted_s(self) -> float:
@@ -80,75 +104,116 @@ class Attempt:
 
     def replay(self) -> bool:
         """Put the tokens of earlier attempts at the start of the log. True when they hold a whole stop string."""
-        released = self.stream.replay(self.job.emitted_ids)
-        self.ids += self.job.emitted_ids
-        self._release(released)
+        if not self.job.emitted_ids or self.spec.restarts:
+            return False
+        choice = self.choices[0]
+        released = choice.replay(self.job.emitted_ids, telling=self.spec.logprobs is not None)
+        self._release(0, released)
+        if released.stopped:
+            choice.reason = "stop"
         return released.stopped
 
-    def push(self, tokens: Sequence[int], now: float) -> bool:
-        """Take new tokens; what became certain goes into the log at once. True when a stop string is complete."""
+    def push(self, delta: Delta, now: float) -> None:
+        """Take an answer's new tokens; what became certain goes into the log at once. A stop string ends the answer."""
+        choice = self.choices[delta.id.choice]
         if self.first_token_s is None:
             self.first_token_s = now
         self.last_token_s = now
-        self.ids += tokens
-        released = self.stream.push(tokens)
-        self._release(released)
-        return released.stopped
+        released = choice.push(delta.tokens, delta.logprobs)
+        self._release(delta.id.choice, released)
+        if released.stopped:
+            choice.reason = "stop"
 
-    def finish_text(self) -> bool:
-        """No more tokens come: the rest becomes certain. True when it ends with a stop string after all."""
-        released = self.stream.finish()
-        self._release(released)
-        return released.stopped
+    def finish(self, delta: Delta) -> None:
+        """The engine has ended an answer: the rest of its text becomes certain."""
+        choice = self.choices[delta.id.choice]
+        choice.computed = True
+        choice.score = None if delta.score is None else round(delta.score, 6)
+        if choice.reason is not None:
+            return
+        released = choice.stream.finish()
+        self._release(delta.id.choice, released)
+        stopped = released.stopped or delta.finish is EngineReason.STOP
+        choice.reason = "stop" if stopped else "length"
 
-    def request(self, eos_ids: Sequence[int]) -> Request:
+    def note_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Keep what is told of the prompt's tokens; it goes out with the first token."""
+        if not self.prompt_logprobs:
+            # Nothing comes before the first.
+            self.prompt_logprobs.append(TokenLogprob(None))
+        self.prompt_logprobs += map(told, logprobs)
+        if len(self.prompt_logprobs) == len(self.job.prompt_ids):
+            self.log.prompt_logprobs = self._with_offsets()
+
+    def publish(self) -> None:
+        """Put ranked answers into the log, now that it is known which they are. Nothing for others."""
+        if self.spec.is_ranked:
+            for number, choice in enumerate(self._returned()):
+                end = choice.num_tokens
+                logprobs = choice.logprobs[:end] if self.spec.logprobs is not None else ()
+                self.log.release(choice.ids[:end], choice.stream.texts, logprobs, choice=number)
+
+    def request(self, eos_ids: Sequence[int], *, grammar: str = "") -> Request:
         """What the engine computes."""
-        spec = self.spec
-        stops = frozenset(spec.stop_token_ids) | (frozenset() if spec.ignore_eos else frozenset(eos_ids))
-        return Request(
-            id=self.request_id,
-            prompt=self.job.prompt_ids,
-            output=self.job.emitted_ids,
-            params=SamplingParams(
-                temperature=spec.temperature,
-                top_k=spec.top_k,
-                top_p=spec.top_p,
-                seed=spec.seed,
-                max_tokens=spec.max_tokens,
-                stop_token_ids=stops,
-                min_tokens=spec.min_tokens,
-                min_p=spec.min_p,
-                repetition_penalty=spec.repetition_penalty,
-                presence_penalty=spec.presence_penalty,
-                frequency_penalty=spec.frequency_penalty,
-                logit_bias=spec.logit_bias,
-                bad_words=spec.bad_words,
-                allowed_token_ids=frozenset(spec.allowed_token_ids),
-            ),
-            salt=self.job.cache_salt,
-            priority=self.job.priority,
-        )
+        return engine_request(self.job, self.spec, name=self.request_id, eos_ids=eos_ids, grammar=grammar)
 
     def note(self, delta: Delta, began_s: float) -> None:
         """Keep what the usage says; the step of the delta began at began_s."""
-        self.num_preemptions = delta.num_preemptions
-        if "scheduled" in delta.events:
+        self.num_preemptions = max(self.num_preemptions, delta.num_preemptions)
+        if "scheduled" in delta.events and self.first_step_s is None:
             self.num_cached = delta.num_cached
             self.first_step_s = began_s
 
-    def result(self, reason: FinishReason) -> GenerationResult:
+    def result(self) -> GenerationResult:
         """The result, of released tokens only: after a stop string the later ones never were.
 
-        Call it when the text has ended. The stream knows it better than the log where a stop string turns out to begin
-        in a token that an earlier attempt let go: the log keeps what readers got, the result is cut.
+        Call it when all answers have ended. The stream knows the text better than the log where a stop string turns out
+        to begin in a token that an earlier attempt let go: the log keeps what readers got, the result is cut.
         """
-        text = self.log.lead_text + self.stream.text
-        return GenerationResult(token_ids=tuple(self.log.ids), text=text, finish_reason=reason, usage=self._usage())
+        first, *others = map(self._choice_result, self._returned())
+        return GenerationResult(
+            token_ids=first.token_ids,
+            text=first.text,
+            finish_reason=first.finish_reason,
+            logprobs=first.logprobs,
+            score=first.score,
+            usage=self._usage(),
+            prompt_logprobs=self.log.prompt_logprobs,
+            others=tuple(others),
+        )
+
+    def _returned(self) -> Sequence[Choice]:
+        """Those that the caller gets, best first where they are ranked."""
+        if self.spec.beam_width or not self.spec.is_ranked:
+            return self.choices
+        for choice in self.choices:
+            choice.score = round(choice.mean_logprob, 6)
+        return sorted(self.choices, key=lambda choice: -choice.mean_logprob)[: self.spec.n]
+
+    def _choice_result(self, choice: Choice) -> ChoiceResult:
+        assert choice.reason is not None, "it has ended"
+        num_tokens = choice.num_tokens
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if self.spec.logprobs is not None:
+            logprobs = with_offsets(choice.logprobs[:num_tokens], choice.stream.texts, len(self.log.lead_text))
+        return ChoiceResult(
+            token_ids=tuple(choice.ids[:num_tokens]),
+            text=self.log.lead_text + choice.stream.text,
+            finish_reason=choice.reason,
+            logprobs=logprobs,
+            score=choice.score,
+        )
+
+    def _with_offsets(self) -> tuple[TokenLogprob, ...]:
+        stream = TextStream(self.tokenizer)
+        stream.push(self.job.prompt_ids)
+        stream.finish()
+        return with_offsets(self.prompt_logprobs, stream.texts, 0)
 
     def _usage(self) -> UsageRecord:
         return UsageRecord(
             prompt_tokens=len(self.job.prompt_ids),
-            completion_tokens=len(self.log.ids),
+            completion_tokens=self.num_tokens,
             cached_tokens=self.num_cached,
             num_preemptions=self.num_preemptions,
             num_losses=self.job.total_losses,
@@ -162,9 +227,11 @@ class Attempt:
     def _since_acceptance(self, at_s: float | None) -> float | None:
         return None if at_s is None else max(0.0, at_s - self.accepted_s)
 
-    def _release(self, released: Released) -> None:
-        first = len(self.log.ids)
-        self.log.release(self.ids[first : first + released.num_released], released.texts)
+    def _release(self, number: int, released: Released) -> None:
+        if released.texts and not self.spec.is_ranked:
+            choice = self.choices[number]
+            ids, texts, logprobs = choice.tokens(len(self.log.ids_of(number)), released)
+            self.log.release(ids, texts, logprobs, choice=number)
 
 
 def new_attempt(
@@ -175,8 +242,9 @@ def new_attempt(
     return Attempt(
         claimed=claimed,
         spec=spec,
-        log=JobLog(job.id, job.fence, lead_text=lead_text(tokenizer, spec, job.prompt_ids)),
-        stream=answer_stream(tokenizer, spec, job.prompt_ids),
+        log=JobLog(job.id, job.fence, lead_text=lead_text(tokenizer, spec, job.prompt_ids), num_choices=spec.n),
+        choices=tuple(Choice(stream=answer_stream(tokenizer, spec, job.prompt_ids)) for _ in range(num_computed(spec))),
+        tokenizer=tokenizer,
         trace=trace,
         claimed_s=now,
     )

@@ -162,7 +162,7 @@ class Intake:
         elif job.cancel_requested:
             self._end(attempt, CANCELLED)
         elif attempt.replay():
-            self._end(attempt, End(result=attempt.result("stop")))
+            self._end(attempt, End(result=attempt.result()))
         else:
             if claimed.deadline_in_s is not None:
                 attempt.deadline = asyncio.create_task(self._expire(attempt, claimed.deadline_in_s))
@@ -202,15 +202,20 @@ class Intake:
         attempt.note(delta, now - step_s)
         attempt.trace.step(delta, step_s)
         self._meters.tokens(attempt, delta, now)
-        if delta.tokens and attempt.push(delta.tokens, now):
-            self._end(attempt, End(result=attempt.result("stop")))
-        elif delta.finish in (FinishReason.STOP, FinishReason.LENGTH):
-            stopped = attempt.finish_text() or delta.finish is FinishReason.STOP
-            self._end(attempt, End(result=attempt.result("stop" if stopped else "length")), computing=False)
-        elif delta.finish is FinishReason.ERROR:
+        if delta.finish is FinishReason.ERROR:
             log.error("job.engine_error", job_id=str(attempt.job.id), error=delta.error)
             failure = JobFailure(code="ENGINE_FAILED", message=f"the model failed on this request: {delta.error}")
-            self._end(attempt, End(failure=failure), computing=False)
+            self._end(attempt, End(failure=failure), computing=len(attempt.choices) > 1)
+            return
+        if delta.prompt_logprobs:
+            attempt.note_prompt(delta.prompt_logprobs)
+        # The engine goes on with an answer that a stop string has ended while others of the request run.
+        if delta.tokens and attempt.choices[delta.id.choice].reason is None:
+            attempt.push(delta, now)
+        if delta.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            attempt.finish(delta)
+        if attempt.is_over:
+            self._end(attempt, End(result=attempt.result()), computing=not attempt.is_computed)
 
     # --- jobs go
 
@@ -228,8 +233,10 @@ class Intake:
             self._drop(attempt, "lost")
             return
         self._forget(attempt)
+        if end.result is not None:
+            attempt.publish()
         attempt.log.finish(end)
-        num_tokens = len(attempt.log.ids)
+        num_tokens = attempt.num_tokens
         outcome, code = "cancelled", ""
         if end.result is not None:
             outcome = end.result.finish_reason
@@ -247,7 +254,7 @@ class Intake:
         self._stop_work(attempt)
         self._forget(attempt)
         attempt.log.drop(reason)
-        attempt.trace.end(reason, num_tokens=len(attempt.log.ids), num_cached=attempt.num_cached)
+        attempt.trace.end(reason, num_tokens=attempt.num_tokens, num_cached=attempt.num_cached)
 
     def _stop_work(self, attempt: Attempt, *, computing: bool = True) -> None:
         if computing:
@@ -290,7 +297,7 @@ class Intake:
         with suppress(OctavoError):
             first_s = attempt.first_token_s
             ago_s = None if attempt.job.emitted_ids or first_s is None else self._clock.monotonic() - first_s
-            await self._store.release(attempt.job.id, attempt.job.fence, attempt.log.ids, first_token_ago_s=ago_s)
+            await self._store.release(attempt.job.id, attempt.job.fence, attempt.emitted_ids, first_token_ago_s=ago_s)
         self._drop(attempt, "released")
 
 

@@ -46,6 +46,9 @@ class Meters:
         if not delta.tokens:
             return
         add(names.GENERATION_TOKENS, len(delta.tokens), self._labels)
+        if delta.id.choice:
+            # The gap between tokens is that of the first answer: others come in the same steps.
+            return
         if attempt.last_token_s is not None:
             record(names.INTER_TOKEN_LATENCY, now - attempt.last_token_s, self._labels)
         elif not attempt.job.emitted_ids:
@@ -56,7 +59,7 @@ class Meters:
         record = self._instruments.record
         self._instruments.add(names.REQUEST_SUCCESS, 1, {**self._labels, names.FINISHED_REASON: finish_reason})
         record(names.REQUEST_PROMPT_TOKENS, len(attempt.job.prompt_ids), self._labels)
-        record(names.REQUEST_GENERATION_TOKENS, len(attempt.log.ids), self._labels)
+        record(names.REQUEST_GENERATION_TOKENS, attempt.num_tokens, self._labels)
         record(names.REQUEST_PARAMS_MAX_TOKENS, attempt.spec.max_tokens, self._labels)
         begun_s, first_s, last_s = attempt.queue_s, attempt.time_to_first_token_s, attempt.total_s
         self._time(names.E2E_REQUEST_LATENCY, last_s)

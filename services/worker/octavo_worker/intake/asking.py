@@ -1,0 +1,62 @@
+"""Turns a job into what the engine is asked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo_common.jobs.model import Job
+from octavo_common.jobs.spec import GenerationSpec
+from octavo_worker.engine.types import BeamParams, Request, SamplingParams
+
+
+def num_computed(spec: GenerationSpec) -> int:
+    """Answers that the engine gives: of sampled ones all, of beams those that are returned."""
+    return spec.n if spec.beam_width else max(spec.n, spec.best_of)
+
+
+def engine_request(job: Job, spec: GenerationSpec, *, name: str, eos_ids: Sequence[int], grammar: str = "") -> Request:
+    """The request under this name; ``grammar`` names one that has been compiled."""
+    return Request(
+        id=name,
+        prompt=job.prompt_ids,
+        output=() if spec.restarts else job.emitted_ids,
+        params=_params(spec, eos_ids, grammar),
+        salt=job.cache_salt,
+        priority=job.priority,
+        fair_key=job.fair_key,
+        num_choices=num_computed(spec),
+        beam=_beam(spec),
+    )
+
+
+def _params(spec: GenerationSpec, eos_ids: Sequence[int], grammar: str) -> SamplingParams:
+    num_logprobs = spec.logprobs
+    if num_logprobs is None and spec.best_of > spec.n:
+        # They are ranked by it.
+        num_logprobs = 0
+    return SamplingParams(
+        temperature=spec.temperature,
+        top_k=spec.top_k,
+        top_p=spec.top_p,
+        seed=spec.seed,
+        max_tokens=spec.max_tokens,
+        stop_token_ids=frozenset(spec.stop_token_ids) | (frozenset() if spec.ignore_eos else frozenset(eos_ids)),
+        min_tokens=spec.min_tokens,
+        min_p=spec.min_p,
+        repetition_penalty=spec.repetition_penalty,
+        presence_penalty=spec.presence_penalty,
+        frequency_penalty=spec.frequency_penalty,
+        logit_bias=spec.logit_bias,
+        bad_words=spec.bad_words,
+        allowed_token_ids=frozenset(spec.allowed_token_ids),
+        grammar=grammar,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=spec.prompt_logprobs,
+        processed_logprobs=spec.processed_logprobs,
+    )
+
+
+def _beam(spec: GenerationSpec) -> BeamParams | None:
+    if not spec.beam_width:
+        return None
+    return BeamParams(width=spec.beam_width, length_penalty=spec.length_penalty, early_stopping=spec.early_stopping)
