@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.models.base import LoadedModel
 from octavo_worker.models.gguf import read_gguf
-from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, gguf_config
+from octavo_worker.models.gguf_checkpoint import GgufCheckpoint
+from octavo_worker.models.gguf_config import gguf_config
 from octavo_worker.models.registry import load_model
 
 LICENSE = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")

@@ -52,6 +52,7 @@ def config(architecture: str, **values: Any) -> dict[str, Any]:
         ("Qwen3", {"rope_parameters": {"rope_type": "mrope", **ROPE}}, "rope_type", "default, linear, dynamic"),
         ("Qwen3", {"rope_parameters": {"full_attention": YARN}}, "rope_parameters", "one object for all layers"),
         ("Qwen2", {"rope_scaling": {"type": "yarn", "factor": 0}}, "factor", None),
+        ("Qwen2", {"rope_parameters": ROPE, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling", "alone"),
         ("Qwen3", {"head_dim": 7}, "head dims", None),
         ("Qwen2", {"quantization_config": {"quant_method": "awq"}}, "quantization_config", "GGUF"),
     ],

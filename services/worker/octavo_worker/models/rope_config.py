@@ -17,9 +17,15 @@ _SCALING_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "msc
 def read_rope(fields: Fields, *, head_dim: int, context_length: int) -> RopeConfig:
     """``rope_parameters`` of transformers 5, or ``rope_theta`` with ``rope_scaling`` before it; raises InvalidModel."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    given = fields.get(name) or {}
+    given, other = fields.get(name) or {}, fields.get("rope_scaling") or {}
     if not isinstance(given, dict):
         raise InvalidModel(f"{fields.where}: the rope scaling {name} is {given!r}, and must be an object")
+    if other not in ({}, given):
+        # Libraries disagree about which one counts, and about the base of the angles then.
+        raise InvalidModel(
+            f"{fields.where}: rope_parameters and rope_scaling are both there and differ",
+            hint="supported: rope_parameters alone, or rope_scaling beside rope_theta",
+        )
     nested = [key for key, value in given.items() if isinstance(value, dict)]
     if nested:
         raise InvalidModel(
