@@ -10,11 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_worker.engine.types import SamplingParams
+from octavo_worker.kernels.logits import LogitKernels
 from octavo_worker.verify.noise import Label, gumbels, noise_key
-from octavo_worker.verify.sampler import draw_tokens, make_draw
+from octavo_worker.verify.sampler import GREEDY, Sampler, make_draw
 
 
-def survivors(logits, temperature, top_k, top_p):
+def draw_tokens(logits_SV, draws):
+    return Sampler(LogitKernels()).draw(logits_SV, range(len(draws)), draws)
+
+
+def a_draw(*, position, choice=0, **values):
+    return make_draw(SamplingParams(max_tokens=1, **values), choice=choice, position=position)
+
+
+def survivors(logits, temperature, top_k, top_p, min_p=0.0):
     """Ids that pass, by the book: sort everything by (logit falling, id), cut at k, cut at the mass."""
     scaled = [float(x) / temperature for x in logits]
     order = sorted(range(len(scaled)), key=lambda i: (-float(logits[i]), i))
@@ -28,43 +38,50 @@ def survivors(logits, temperature, top_k, top_p):
             reached += weights[kept]
             kept += 1
         order = order[: max(kept, 1)]
-    return order
+    return [i for i in order if math.exp(scaled[i] - top) >= min_p]
 
 
-def brute_force(logits, *, temperature, top_k, top_p, seed, position):
+def brute_force(logits, *, temperature, top_k, top_p, min_p, seed, position):
     """The draw by the book, with noise for everybody."""
     noise = gumbels(noise_key(seed=seed, choice=0, position=position, label=Label.TARGET), np.arange(len(logits)))
-    kept = survivors(logits, temperature, top_k, top_p)
+    kept = survivors(logits, temperature, top_k, top_p, min_p)
     return max(kept, key=lambda i: float(logits[i]) / temperature + noise[i])
 
 
 def draw(logits_SV, **params):
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 1, "choice": 0, "position": 5} | params
     positions = range(values.pop("position"), 10**9)
-    draws = [make_draw(position=p, **values) for p, _ in zip(positions, logits_SV, strict=False)]
+    draws = [a_draw(position=p, **values) for p, _ in zip(positions, logits_SV, strict=False)]
     return draw_tokens(logits_SV, draws)[0]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     seed=st.integers(-(2**63), 2**63 - 1),
     size=st.sampled_from([3, 50, 1023, 1024, 1500, 4000]),
     temperature=st.sampled_from([0.1, 0.7, 1.0, 2.5]),
     top_k=st.sampled_from([0, 1, 2, 40, 1023, 1024, 1025, 3000, 100_000]),
     top_p=st.sampled_from([1.0, 0.999, 0.9, 0.5, 1e-6]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.4, 1.0]),
     spread=st.sampled_from([0.05, 1.0, 8.0]),
     steps=st.sampled_from([0, 4]),
 )
-def test_draws_equal_brute_force(seed, size, temperature, top_k, top_p, spread, steps):
+def test_draws_equal_brute_force(seed, size, temperature, top_k, top_p, min_p, spread, steps):
     generator = torch.Generator().manual_seed(seed % 2**31)
     logits = torch.randn(3, size, generator=generator) * spread
     if steps:
         # Many equal logits: ranks must be resolved by id.
         logits = (logits * steps).round() / steps
-    tokens = draw(logits, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    tokens = draw(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     for row, token in enumerate(tokens):
         expected = brute_force(
-            logits[row].tolist(), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, position=5 + row
+            logits[row].tolist(),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            position=5 + row,
         )
         assert token == expected
 
@@ -72,12 +89,12 @@ def test_draws_equal_brute_force(seed, size, temperature, top_k, top_p, spread, 
 def test_a_rows_draw_does_not_depend_on_its_neighbours():
     logits = torch.randn(6, 3000, generator=torch.Generator().manual_seed(1)) * 3
     draws = [
-        None,
-        make_draw(temperature=1.0, top_k=0, top_p=0.9, seed=1, choice=0, position=3),
-        make_draw(temperature=0.8, top_k=7, top_p=1.0, seed=2, choice=1, position=3),
-        make_draw(temperature=1.3, top_k=0, top_p=1.0, seed=3, choice=0, position=900),
-        make_draw(temperature=0.5, top_k=50, top_p=0.8, seed=4, choice=0, position=4),
-        None,
+        GREEDY,
+        a_draw(temperature=1.0, top_k=0, top_p=0.9, seed=1, choice=0, position=3),
+        a_draw(temperature=0.8, top_k=7, top_p=1.0, seed=2, choice=1, position=3),
+        a_draw(temperature=1.3, top_k=0, top_p=1.0, seed=3, choice=0, position=900),
+        a_draw(temperature=0.5, top_k=50, top_p=0.8, seed=4, choice=0, position=4),
+        GREEDY,
     ]
     together, trusted = draw_tokens(logits, draws)
     assert all(trusted)
@@ -105,7 +122,7 @@ def test_draws_follow_the_exact_distribution(top_k, top_p):
 
 def test_greedy_takes_the_lowest_id_among_equals():
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 5.0, 5.0, 5.0]])
-    assert draw_tokens(logits, [None, None])[0] == [1, 0]
+    assert draw_tokens(logits, [GREEDY, GREEDY])[0] == [1, 0]
 
 
 def test_a_temperature_near_zero_is_greedy_and_does_not_overflow():
@@ -124,7 +141,7 @@ def test_minus_infinity_is_never_drawn():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_row_that_is_not_finite_is_named_and_the_others_are_drawn(bad):
     logits = torch.randn(3, 2000, generator=torch.Generator().manual_seed(4))
-    draws = [make_draw(temperature=1.0, top_k=0, top_p=0.9, seed=1, choice=0, position=1), None, None]
+    draws = [a_draw(temperature=1.0, top_k=0, top_p=0.9, seed=1, choice=0, position=1), GREEDY, GREEDY]
     clean, _ = draw_tokens(logits, draws)
     for row in range(3):
         broken = logits.clone()

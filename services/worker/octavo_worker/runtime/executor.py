@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo_worker.engine.plan import BatchPlan, RowResult, StepResult
 from octavo_worker.engine.types import SeqId
 from octavo_worker.kv.base import KVTransfer
+from octavo_worker.runtime.choosing import choose
 from octavo_worker.runtime.inputs import InputBuilder
 from octavo_worker.runtime.runner import ModelRunner
 from octavo_worker.verify.base import Verifier
@@ -47,14 +48,5 @@ class TorchExecutor:
             self._runner.poison(self._inputs.fresh_blocks(plan.rows))
         inputs = self._inputs.build(plan.rows)
         hidden_TD = self._runner.forward(inputs)
-        counts_R = [1 + len(row.draft) for row in inputs.wanted_rows]
-        for rows, logits_SV in self._runner.logits(hidden_TD, counts_R, inputs.wanted_S):
-            verdicts = self._verifier.verify(inputs.wanted_rows[rows], logits_SV)
-            for seq_id, verdict in zip(inputs.wanted_ids[rows], verdicts, strict=True):
-                results[seq_id] = RowResult(
-                    tokens=verdict.tokens,
-                    siblings=verdict.siblings,
-                    candidates=verdict.candidates,
-                    error=verdict.error,
-                )
+        results.update(choose(inputs, hidden_TD, self._runner, self._verifier))
         return StepResult(rows=results)

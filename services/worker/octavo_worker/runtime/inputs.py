@@ -15,7 +15,7 @@ from torch import Tensor
 from octavo_worker.attention.base import AttnBatch
 from octavo_worker.engine.plan import RowPlan
 from octavo_worker.engine.types import SamplingParams, SeqId
-from octavo_worker.verify.base import WantedRow
+from octavo_worker.verify.base import ScoredToken, WantedRow
 from octavo_worker.verify.context import TokenContext, needs_context
 
 
@@ -33,6 +33,10 @@ class ForwardInputs:
     # Rows that want something, in the order of wanted_S.
     wanted_ids: tuple[SeqId, ...]
     wanted_rows: tuple[WantedRow, ...]
+    # Indices into T of the positions before known tokens of which log-probabilities are wanted, and what is asked.
+    scored_S: Tensor
+    scored_ids: tuple[SeqId, ...]
+    scored_tokens: tuple[ScoredToken, ...]
 
 
 class InputBuilder:
@@ -77,14 +81,17 @@ class InputBuilder:
         tables_RB = self._tables[slots_R, :num_blocks]
         blocks_T = tables_RB[rows_T, positions_T // self._block_size].astype(np.int64)
         wanted_S: list[int] = []
-        wanted_ids: list[SeqId] = []
-        wanted_rows: list[WantedRow] = []
+        wanted: list[RowPlan] = []
+        scored_S: list[int] = []
+        scored: list[tuple[SeqId, ScoredToken]] = []
         for row, first in zip(rows, first_R.tolist(), strict=True):
-            if row.wants:
-                assert len(row.wants) == 1, "prompt logits are not served yet"
-                wanted_S.append(first + row.wants.start - row.start)
-                wanted_ids.append(row.id)
-                wanted_rows.append(self._wanted(row))
+            wants_S = [first + position - row.start for position in row.wants]
+            scored_S += wants_S[: len(row.scored)]
+            scored += [(row.id, asked) for asked in self._scored(row)]
+            if len(row.scored) < len(wants_S):
+                assert len(wants_S) == len(row.scored) + 1, "nothing is drawn from positions before the last"
+                wanted_S.append(wants_S[-1])
+                wanted.append(row)
         return ForwardInputs(
             tokens_T=torch.tensor(tokens_T, dtype=torch.int64),
             positions_T=torch.from_numpy(positions_T),
@@ -96,8 +103,11 @@ class InputBuilder:
                 slots_T=blocks_T * self._block_size + positions_T % self._block_size,
             ),
             wanted_S=torch.tensor(wanted_S, dtype=torch.int64),
-            wanted_ids=tuple(wanted_ids),
-            wanted_rows=tuple(wanted_rows),
+            wanted_ids=tuple(row.id for row in wanted),
+            wanted_rows=tuple(self._wanted(row) for row in wanted),
+            scored_S=torch.tensor(scored_S, dtype=torch.int64),
+            scored_ids=tuple(seq_id for seq_id, _ in scored),
+            scored_tokens=tuple(asked for _, asked in scored),
         )
 
     def fresh_blocks(self, rows: Sequence[RowPlan]) -> list[int]:
@@ -137,9 +147,13 @@ class InputBuilder:
         return WantedRow(
             # An engine that plans one choice a request need not name it.
             choices=row.draws or (() if row.num_candidates else (row.id.choice,)),
-            position=row.wants.start + 1,
+            position=row.wants[-1] + 1,
             params=self._params[row.id],
             draft=row.draft,
             num_candidates=row.num_candidates,
             context=self._contexts.get(row.id),
         )
+
+    def _scored(self, row: RowPlan) -> list[ScoredToken]:
+        num_top = self._params[row.id].num_prompt_logprobs or 0
+        return [ScoredToken(token=token, num_top=num_top) for token in row.scored]

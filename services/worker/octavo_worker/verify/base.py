@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo_worker.engine.plan import NO_DRAFT, Draft
-from octavo_worker.engine.types import SamplingParams, Token
+from octavo_worker.engine.types import SamplingParams, Token, TokenLogprobs
 from octavo_worker.verify.context import TokenContext
 
 
@@ -43,7 +43,19 @@ class Verdict:
     siblings: tuple[Token, ...] = ()
     # (token, log-probability), best first.
     candidates: tuple[tuple[Token, float], ...] = ()
+    # One a token, and one a sibling, where the row's parameters ask for them.
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    sibling_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredToken:
+    """A known token of which the log-probability is asked."""
+
+    token: Token
+    # How many of the likeliest alternatives are told, too.
+    num_top: int
 
 
 class Verifier(Protocol):
@@ -54,4 +66,8 @@ class Verifier(Protocol):
 
         The logits may be overwritten.
         """
+        ...
+
+    def score(self, tokens: Sequence[ScoredToken], logits_SV: Tensor) -> list[TokenLogprobs | None]:
+        """The model's own log-probabilities of known tokens, one a row of logits; None where these are not finite."""
         ...
