@@ -34,14 +34,18 @@ def next_token(context: Sequence[int], params: SamplingParams, choice: int = 0) 
 
 def logprob(context: Sequence[int], token: int) -> float:
     """What a token gets after a context; no two tokens the same."""
-    noise = zlib.crc32(array("q", [token, *context]).tobytes()) % 2**16
-    return -(noise * VOCAB_SIZE + token) / 2**20
+    return _logprobs(context)[token]
+
+
+def _logprobs(context: Sequence[int]) -> list[float]:
+    key = zlib.crc32(array("q", context).tobytes())
+    noises = ((((key ^ token * 0x9E3779B1) * 0x85EBCA6B) & 0xFFFFFFFF) >> 16 for token in range(VOCAB_SIZE))
+    return [-(noise * VOCAB_SIZE + token) / 2**20 for token, noise in enumerate(noises)]
 
 
 def best_tokens(context: Sequence[int], num: int) -> tuple[tuple[int, float], ...]:
     """The most likely tokens, best first."""
-    found = sorted(((token, logprob(context, token)) for token in range(VOCAB_SIZE)), key=lambda pair: -pair[1])
-    return tuple(found[:num])
+    return tuple(sorted(enumerate(_logprobs(context)), key=lambda pair: -pair[1])[:num])
 
 
 def expected_output(request: Request, max_sequence_tokens: int, choice: int = 0) -> list[int]:

@@ -85,6 +85,10 @@ def build_served(settings: WorkerSettings) -> Served:
             max_batch_tokens=settings.max_batch_tokens or None,
             max_sequences=settings.max_sequences,
             max_prompt_tokens_beside_decode=settings.max_prompt_tokens_beside_decode,
+            preemption=settings.preemption,
+            swap_bytes=settings.swap_bytes,
+            queue=settings.queue,
+            engine_style=settings.engine_style,
         )
     )
     if reason := why_single_threaded():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -37,6 +38,14 @@ class WorkerSettings(CommonSettings):
     max_batch_tokens: int = Field(default=0, ge=0)
     # Prompt tokens of a step while anything decodes; requests that lost another worker are not held to it.
     max_prompt_tokens_beside_decode: int = Field(default=64, ge=1)
+    # What becomes of the keys and values of a sequence that makes room: computed again, or kept in host memory.
+    preemption: Literal["recompute", "swap"] = "recompute"
+    # Host memory for them; touched only as it is used. What does not fit is recomputed.
+    swap_bytes: int = Field(default=1 << 30, ge=0)
+    # Order of waiting requests: strictly by arrival, or by priority or deadline and evenly between fair keys.
+    queue: Literal["fcfs", "priority", "deadline"] = "priority"
+    # v1 mixes chunks of prompts with decoding; v0 takes turns between whole prompts and decoding.
+    engine_style: Literal["v1", "v0"] = "v1"
     attention_backend: str = "auto"
     precision: str = "auto"
     # Notifications are only hints: so often the table is read without one.

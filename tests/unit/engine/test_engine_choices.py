@@ -79,7 +79,7 @@ def test_abort_ends_all_choices_before_and_after_they_fork():
 def test_a_prompt_that_fails_fails_for_all_choices_and_a_fork_that_fails_fails_alone():
     def failing(ids):
         def fails(plan):
-            return any(row.id in ids and not row.wants.start == 5 for row in plan.rows)
+            return any(row.id in ids and row.wants.start != 5 for row in plan.rows)
 
         return TinyExecutor(num_blocks=64, block_size=4, fails=fails)
 

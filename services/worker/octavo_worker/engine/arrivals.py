@@ -12,14 +12,14 @@ def check_request(request: Request, limits: Limits, pool: BlockPool, *, lookahea
     """Raise AdmissionError when the request can never run."""
     num_tokens, num_rows = len(request.prompt), max_rows(request)
     limit = max_tokens_of(request, limits, pool, lookahead=lookahead)
+    if num_rows > limits.max_sequences:
+        message = f"{num_rows} choices are wanted, and a step has at most {limits.max_sequences} sequences"
+        raise AdmissionError(message, code="TOO_MANY_CHOICES", num_tokens=num_rows, limit=limits.max_sequences)
     if num_tokens >= limit:
         message = f"the prompt has {num_tokens} tokens, and a sequence has at most {limit}"
         if request.beam is not None and num_tokens < limits.max_sequence_tokens:
             message = f"{num_rows} beams of {num_tokens} tokens do not fit into the memory of keys and values"
         raise AdmissionError(message, code="PROMPT_TOO_LONG", num_tokens=num_tokens, limit=limit)
-    if num_rows > limits.max_sequences:
-        message = f"{num_rows} choices are wanted, and a step has at most {limits.max_sequences} sequences"
-        raise AdmissionError(message, code="TOO_MANY_CHOICES", num_tokens=num_rows, limit=limits.max_sequences)
     if num_rows > 1 and request.output:
         raise AdmissionError("several choices cannot take up earlier output", code="OUTPUT_OF_MANY")
 

@@ -7,7 +7,7 @@ after arrival; with deadlines those that have waited long are told to pass all o
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from octavo_worker.engine.ports import QueuePolicy
 from octavo_worker.engine.sequence import Sequence
@@ -155,3 +155,11 @@ class FairQueue:
         if len(self._served) > self._MAX_IDLE_KEYS + len(self._lines):
             # Below the level it makes no difference whether a key is known.
             self._served = {k: n for k, n in self._served.items() if k in self._lines or n > self._level}
+
+
+QUEUES: Mapping[str, Callable[[], QueuePolicy]] = {
+    "fcfs": FcfsQueue,
+    "priority": lambda: FairQueue(PriorityQueue),
+    "deadline": lambda: FairQueue(DeadlineQueue),
+}
+"""By name in settings."""

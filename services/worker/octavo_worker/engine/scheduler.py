@@ -13,7 +13,7 @@ from octavo_worker.engine.batch import Batch
 from octavo_worker.engine.blocks import BlockPool, root_hash
 from octavo_worker.engine.commits import Committer, told
 from octavo_worker.engine.integrity import check_integrity
-from octavo_worker.engine.plan import NO_KV_DONE, NO_KV_OPS, BatchPlan, KVOps, StepResult
+from octavo_worker.engine.plan import NO_KV_DONE, BatchPlan, KVOps, StepResult
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.ports import ExitPolicy, KVPlanner, QueuePolicy
 from octavo_worker.engine.roster import Roster
@@ -155,7 +155,7 @@ class Scheduler:
 
     def commit(self, plan: BatchPlan, result: StepResult) -> list[Delta]:
         """Move the planned sequences forward by what the executor reports."""
-        if plan.kv is not NO_KV_OPS:
+        if self._planner.arriving:
             self._swapper.on_loaded()
             for seq in self._planner.arriving:
                 if seq.phase is Phase.AWAITING_KV:

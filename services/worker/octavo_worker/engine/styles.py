@@ -5,6 +5,7 @@ Pure policies: what a row needs, who must make room for it and how it is committ
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -67,6 +68,10 @@ class PhasedSteps:
         _catch_up(batch, planner)
         if has_swapped and not batch.num_preempted:
             planner.admit_stored()
+
+
+STYLES: Mapping[str, Callable[[], Style]] = {"v1": MixedSteps, "v0": PhasedSteps}
+"""By name in settings."""
 
 
 def _decode(batch: Batch, planner: Planner) -> None:

@@ -16,8 +16,9 @@ from octavo_worker.attention.base import AttentionBackend, AttentionNeed, KVSpec
 from octavo_worker.engine.blocks import BlockPool
 from octavo_worker.engine.core import Engine
 from octavo_worker.engine.ports import LocalKV, NeverExit
-from octavo_worker.engine.queueing import PriorityQueue
+from octavo_worker.engine.queueing import QUEUES
 from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.engine.styles import STYLES
 from octavo_worker.engine.types import Limits
 from octavo_worker.kv.host import map_slots
 from octavo_worker.kv.local import LocalTransfer
@@ -57,6 +58,12 @@ class EngineConfig:
     max_sequences: int = 64
     max_prompt_tokens_beside_decode: int = 64
     max_chunk_tokens: int | None = None
+    # recompute or swap; with the latter so much host memory takes the blocks of sequences that make room.
+    preemption: str = "recompute"
+    swap_bytes: int = 1 << 30
+    # A key of QUEUES, and one of STYLES.
+    queue: str = "priority"
+    engine_style: str = "v1"
     # Debug: blocks hold NaN until they are written.
     poison_fresh_blocks: bool = False
 
@@ -140,11 +147,12 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         head_dim=model.head_dim,
     )
     pool = allocate_pool(attention.kv_shape(spec), dtype, poison=config.poison_fresh_blocks)
+    num_host_slots = config.swap_bytes // pool[0].nbytes if config.preemption == "swap" else 0
     executor = TorchExecutor(
         inputs=InputBuilder(block_size=BLOCK_SIZE, max_blocks=num_blocks_of_longest(model.context_length, num_blocks)),
         runner=ModelRunner(model=loaded.model, attention=attention, kv=pool),
         verifier=Coupled(),
-        kv=LocalTransfer(pool, map_slots(pool, 0)),
+        kv=LocalTransfer(pool, map_slots(pool, num_host_slots)),
         poison_fresh_blocks=config.poison_fresh_blocks,
     )
     limits = Limits(
@@ -158,7 +166,9 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
     scheduler = Scheduler(
         pool=BlockPool(num_blocks, BLOCK_SIZE),
         limits=limits,
-        queue=PriorityQueue(),
+        queue=QUEUES[config.queue](),
+        style=STYLES[config.engine_style](),
+        num_host_slots=num_host_slots,
         kv=LocalKV(),
         exit_policy=NeverExit(),
         lookahead=executor.lookahead,
@@ -184,7 +194,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         card=card,
         bundle=loaded.bundle,
         eos_ids=model.eos_ids,
-        limits=limits,
+        limits=scheduler.limits,
         loaded=loaded,
         attention_backend=attention.name,
     )
