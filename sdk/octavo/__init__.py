@@ -26,8 +26,10 @@ from octavo.errors import (
     UnimplementedError,
 )
 from octavo.planning import ModelPlan, PlanChoices, PlanStep
+from octavo.pools import Pool, PoolSequence
 from octavo.retry import RetryPolicy
 from octavo.values import (
+    Choice,
     Chunk,
     Failure,
     FinishReason,
@@ -38,6 +40,7 @@ from octavo.values import (
     JobState,
     Model,
     StepRecord,
+    TokenLogprobs,
     Usage,
     Worker,
 )
@@ -50,6 +53,7 @@ __all__ = [
     "AsyncJobs",
     "AsyncTokenStream",
     "CancelledError",
+    "Choice",
     "Chunk",
     "Client",
     "DeadlineExceededError",
@@ -71,9 +75,12 @@ __all__ = [
     "PermissionDeniedError",
     "PlanChoices",
     "PlanStep",
+    "Pool",
+    "PoolSequence",
     "ResourceExhaustedError",
     "RetryPolicy",
     "StepRecord",
+    "TokenLogprobs",
     "TokenStream",
     "UnauthenticatedError",
     "UnavailableError",

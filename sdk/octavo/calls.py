@@ -40,13 +40,16 @@ def generate(request: gateway_pb2.Generation) -> Call[gateway_pb2.GenerationEven
     )
 
 
-def resume(job_id: str, token_ids: Iterable[int], *, detach: bool) -> Call[gateway_pb2.GenerationEvent]:
-    """Continue a job's stream after the tokens that the caller has."""
+def resume(
+    job_id: str, token_ids: Iterable[int], *, others: Iterable[Iterable[int]] = (), detach: bool
+) -> Call[gateway_pb2.GenerationEvent]:
+    """Continue a job's stream after the tokens that the caller has; ``others`` are those of answers after the first."""
     return Call(
         path="/octavo.v1.GenerationService/ResumeGeneration",
         request=gateway_pb2.ResumeGenerationRequest(
             job_id=job_id,
             token_ids=token_ids,
+            others=[gateway_pb2.TokenInput(ids=ids) for ids in others],
             on_disconnect=gateway_pb2.ON_DISCONNECT_DETACH if detach else gateway_pb2.ON_DISCONNECT_CANCEL,
         ),
         response=gateway_pb2.ResumeGenerationResponse,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from google.protobuf.duration_pb2 import Duration
@@ -9,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from octavo.v1 import common_pb2, gateway_pb2, jobs_pb2, worker_pb2
 from octavo.values import (
+    Choice,
     Chunk,
     Failure,
     FinishReason,
@@ -18,6 +20,7 @@ from octavo.values import (
     JobState,
     Model,
     StepRecord,
+    TokenLogprobs,
     Usage,
     Worker,
 )
@@ -76,16 +79,68 @@ def usage(message: common_pb2.Usage) -> Usage:
 
 def chunk(message: gateway_pb2.TokenChunk) -> Chunk:
     """Tokens of one step."""
-    return Chunk(first_token=message.first_token, token_ids=tuple(message.token_ids), text=message.text)
+    return Chunk(
+        choice=message.choice,
+        first_token=message.first_token,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        logprobs=logprobs(message.logprobs),
+        prompt_logprobs=logprobs(message.prompt_logprobs),
+    )
+
+
+def logprobs(messages: Iterable[common_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    """What is told of tokens."""
+    return tuple(
+        TokenLogprobs(
+            logprob=message.logprob if message.HasField("logprob") else None,
+            rank=message.rank,
+            top=tuple(zip(message.top_token_ids, message.top_logprobs, strict=False)),
+            text_offset=message.text_offset,
+        )
+        for message in messages
+    )
+
+
+def score(message: common_pb2.ChoiceEnd | jobs_pb2.Choice) -> float | None:
+    """What a ranked answer is in order of."""
+    return message.score if message.HasField("score") else None
 
 
 def result(message: jobs_pb2.GenerationResult) -> GenerationResult:
     """What a generation produced."""
-    return GenerationResult(
+    choices = tuple(
+        Choice(
+            text=choice.text,
+            token_ids=tuple(choice.token_ids),
+            finish_reason=finish_reason(choice.finish_reason),
+            logprobs=logprobs(choice.logprobs),
+            score=score(choice),
+        )
+        for choice in message.choices
+    )
+    first = Choice(
         text=message.text,
         token_ids=tuple(message.token_ids),
         finish_reason=finish_reason(message.finish_reason),
-        usage=usage(message.usage),
+        logprobs=logprobs(message.logprobs),
+    )
+    return result_of(choices or (first,), usage(message.usage), logprobs(message.prompt_logprobs))
+
+
+def result_of(
+    choices: Sequence[Choice], used: Usage, prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+) -> GenerationResult:
+    """A result out of its answers."""
+    first = choices[0]
+    return GenerationResult(
+        text=first.text,
+        token_ids=first.token_ids,
+        finish_reason=first.finish_reason,
+        usage=used,
+        logprobs=first.logprobs,
+        prompt_logprobs=prompt_logprobs,
+        choices=tuple(choices),
     )
 
 
@@ -181,4 +236,8 @@ def step_record(message: worker_pb2.StepRecord) -> StepRecord:
         num_free_blocks=message.num_free_blocks,
         num_cached_blocks=message.num_cached_blocks,
         num_used_blocks=message.num_used_blocks,
+        num_rows=message.num_rows,
+        num_swapped=message.num_swapped,
+        num_prefix_asked_tokens=message.num_prefix_asked_tokens,
+        num_prefix_found_tokens=message.num_prefix_found_tokens,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from octavo.errors import InvalidArgumentError
+from octavo.sampling import beam_search
 from octavo.sampling import sampling as build_sampling
 from octavo.v1 import gateway_pb2
 
@@ -26,11 +27,19 @@ def generation(
     echo: bool = False,
     cache_salt: str = "",
     fair_key: str = "",
+    n: int = 1,
+    best_of: int | None = None,
+    beam_width: int | None = None,
+    length_penalty: float = 1.0,
+    early_stopping: bool | str = False,
     detach: bool = False,
     **sampling: Any,
 ) -> gateway_pb2.Generation:
     """Build the request. Values are the gateway's to judge; here only what has no form in the message is refused.
 
+    ``n`` answers are generated, each in chunks of its own (``Chunk.choice``); of ``best_of`` the n with the best mean
+    log-probability come at the end. ``beam_width`` searches instead of sampling; the n best come at the end, by their
+    sum of log-probabilities / generated tokens ** ``length_penalty``; ``early_stopping`` is False, True or "never".
     What is not named here says how tokens are chosen: see ``octavo.sampling.sampling``.
 
     Raises InvalidArgumentError unless exactly one of prompt, messages and token_ids is given, and for values that
@@ -51,8 +60,13 @@ def generation(
             fair_key=fair_key,
             cache_salt=cache_salt,
             echo=echo,
+            n=n,
+            best_of=best_of,
             sampling=build_sampling(**sampling),
         )
+        if beam_width is not None:
+            search = beam_search(beam_width, length_penalty=length_penalty, early_stopping=early_stopping)
+            built.beam_search.CopyFrom(search)
         if prompt is not None:
             built.prompt = prompt
         elif messages is not None:

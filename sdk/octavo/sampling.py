@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from octavo.v1 import common_pb2
+from octavo.v1 import common_pb2, gateway_pb2
+
+_MODES = {"raw": common_pb2.LOGPROBS_MODE_RAW, "processed": common_pb2.LOGPROBS_MODE_PROCESSED}
+_STOPPING = {
+    False: gateway_pb2.EARLY_STOPPING_HEURISTIC,
+    True: gateway_pb2.EARLY_STOPPING_ALWAYS,
+    "never": gateway_pb2.EARLY_STOPPING_NEVER,
+}
 
 
 def sampling(
@@ -26,6 +34,9 @@ def sampling(
     logit_bias: Mapping[int, float] | None = None,
     bad_words: Sequence[str] = (),
     allowed_token_ids: Sequence[int] = (),
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    logprobs_mode: str = "raw",
 ) -> common_pb2.Sampling:
     """Build the message; None leaves a value to the platform's default.
 
@@ -33,7 +44,9 @@ def sampling(
     of tokens of prompt and answer (1 changes nothing), ``presence_penalty`` and ``frequency_penalty`` are taken from
     those of the answer, once and for each occurrence. ``logit_bias`` adds to single tokens' logits. ``bad_words`` never
     come; ``allowed_token_ids``, if given, are the only ones that may. Before ``min_tokens`` nothing ends the answer;
-    with ``include_stop`` it keeps the stop string that ended it.
+    with ``include_stop`` it keeps the stop string that ended it. ``logprobs`` and ``prompt_logprobs`` tell each token's
+    log-probability and those of so many of the likeliest; ``logprobs_mode`` is "raw" or "processed" (after penalties,
+    temperature and filters).
     """
     built = common_pb2.Sampling(
         stop=[stop] if isinstance(stop, str) else stop,
@@ -46,6 +59,7 @@ def sampling(
         logit_bias=dict(logit_bias or {}),
         bad_words=bad_words,
         allowed_token_ids=allowed_token_ids,
+        logprobs_mode=_named(_MODES, logprobs_mode, "logprobs_mode"),
     )
     optional = {
         "max_tokens": max_tokens,
@@ -55,8 +69,26 @@ def sampling(
         "min_p": min_p,
         "seed": seed,
         "repetition_penalty": repetition_penalty,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
     }
     for name, value in optional.items():
         if value is not None:
             setattr(built, name, value)
     return built
+
+
+def beam_search(width: int, *, length_penalty: float, early_stopping: bool | str) -> gateway_pb2.BeamSearch:
+    """Build the message of a beam search."""
+    return gateway_pb2.BeamSearch(
+        width=width,
+        length_penalty=length_penalty,
+        early_stopping=_named(_STOPPING, early_stopping, "early_stopping"),
+    )
+
+
+def _named(values: Mapping[Any, Any], value: Any, param: str) -> Any:
+    if value not in values:
+        known = ", ".join(repr(name) for name in values)
+        raise ValueError(f"{param} must be one of {known}, not {value!r}")
+    return values[value]

@@ -23,8 +23,8 @@ from octavo.errors import (
     InvalidArgumentError,
     NotFoundError,
     OctavoError,
-    UnavailableError,
 )
+from octavo.received import Received
 from octavo.retry import Patience, RetryPolicy, is_broken
 from octavo.v1 import gateway_pb2
 from octavo.values import Chunk, GenerationResult, JobHandle
@@ -63,13 +63,11 @@ class StreamMachine:
         self._resumable = resumable
         self._patience = Patience(policy)
         self._deadline_s: float | None = None
-        self._texts: list[str] = []
-        self._echoed = False
-        self._num_given = len(token_ids)
+        # Of each answer; grows when the platform says how many there are.
+        self._received = [Received(token_ids)]
         self.job_id = job_id
         self.model = ""
         self.num_prompt_tokens = 0
-        self.token_ids: list[int] = list(token_ids)
         self.result: GenerationResult | None = None
         self.opened = False
         # Since when nothing can be heard of the stream, on the driver's clock.
@@ -80,7 +78,17 @@ class StreamMachine:
     @property
     def text(self) -> str:
         """All text received so far."""
-        return "".join(self._texts)
+        return self._received[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens of the first answer received so far."""
+        return self._received[0].token_ids
+
+    @property
+    def received(self) -> Sequence[Received]:
+        """What there is of each answer."""
+        return self._received
 
     def start(self, now_s: float) -> Open:
         """The first call."""
@@ -109,13 +117,19 @@ class StreamMachine:
             return self._on_tokens(parsing.chunk(event.tokens))
         elif kind == "finished":
             self.ended = True
-            self.result = GenerationResult(
-                text=self.text,
-                token_ids=tuple(self.token_ids),
-                finish_reason=parsing.finish_reason(event.finished.finish_reason),
-                usage=parsing.usage(event.finished.usage),
-            )
+            self.result = self._result(event.finished)
         return None
+
+    def _result(self, finished: gateway_pb2.Finished) -> GenerationResult:
+        ends = [(parsing.finish_reason(end.finish_reason), parsing.score(end)) for end in finished.choices]
+        ends = ends or [(parsing.finish_reason(finished.finish_reason), None)]
+        self._expect(len(ends))
+        choices = [received.choice(*end) for received, end in zip(self._received, ends, strict=False)]
+        return parsing.result_of(choices, parsing.usage(finished.usage), self._received[0].prompt_logprobs)
+
+    def _expect(self, num_choices: int) -> None:
+        while len(self._received) < num_choices:
+            self._received.append(Received())
 
     def _on_accepted(self, accepted: gateway_pb2.Accepted) -> None:
         if self.job_id and accepted.job_id != self.job_id:
@@ -125,38 +139,20 @@ class StreamMachine:
             self._patience.progress()
         self.model = accepted.model or self.model
         self.num_prompt_tokens = accepted.num_prompt_tokens or self.num_prompt_tokens
+        self._expect(accepted.num_choices)
 
     def _on_tokens(self, chunk: Chunk) -> Chunk | None:
-        # Received so far: [0, have). The chunk: [first, end).
-        have, first, end = len(self.token_ids), chunk.first_token, chunk.first_token + len(chunk.token_ids)
-        if first > have:
-            raise UnavailableError(f"tokens {have} to {first - 1} of the stream are missing", job_id=self.job_id)
-        if tuple(self.token_ids[first:end]) != chunk.token_ids[: have - first]:
-            raise AbortedError(
-                "the stream went on with other tokens than it had sent",
-                code="STREAM_DIVERGED",
-                hint="get the job's result by its id, or ask again",
-                job_id=self.job_id,
-            )
-        if chunk.token_ids and end <= have:
+        self._expect(chunk.choice + 1)
+        echo = self._request is not None and self._request.echo
+        try:
+            is_new = self._received[chunk.choice].take(chunk, echo=echo)
+        except OctavoError as error:
+            error.job_id = self.job_id
+            raise
+        if not is_new:
             return None
-        if first < have:
-            # The text of a part of a chunk is not known here; the platform sends it from the right token on.
-            raise UnavailableError("a chunk overlaps what was received", job_id=self.job_id)
-        if not chunk.token_ids and self._is_second_echo(chunk):
-            return None
-        self.token_ids.extend(chunk.token_ids)
-        if chunk.text:
-            self._texts.append(chunk.text)
         self._patience.progress()
         return chunk
-
-    def _is_second_echo(self, chunk: Chunk) -> bool:
-        """The prompt's text comes before all tokens, and again when a stream is opened anew before the first."""
-        if self._request is None or not self._request.echo or chunk.first_token > 0 or self.token_ids:
-            return False
-        second, self._echoed = self._echoed, True
-        return second
 
     def on_failure(self, error: OctavoError, *, now_s: float, jitter: float) -> Open:
         """What to open after a failure or an early end; raises the error when it is final."""
@@ -180,7 +176,8 @@ class StreamMachine:
 
     def _call(self) -> Call[gateway_pb2.GenerationEvent]:
         if self.job_id:
-            return calls.resume(self.job_id, self.token_ids, detach=self._resumable)
+            others = [received.token_ids for received in self._received[1:]]
+            return calls.resume(self.job_id, self.token_ids, others=others, detach=self._resumable)
         assert self._request is not None
         return calls.generate(self._request)
 
@@ -220,12 +217,17 @@ class StreamView:
 
     @property
     def text(self) -> str:
-        """All text received so far."""
+        """All text of the first answer received so far."""
         return self._machine.text
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """All text received so far, of each answer."""
+        return tuple(received.text for received in self._machine.received)
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
-        """All token ids received so far."""
+        """All token ids of the first answer received so far."""
         return tuple(self._machine.token_ids)
 
     @property

@@ -49,22 +49,61 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """What is told of one token beside its id.
+
+    ``logprob`` is None where nobody knows it: of the first token of a prompt, and in the result of a job that moved, of
+    tokens that another worker made (its stream has told them). -9999 stands for a token that could not come. ``rank`` 1
+    is the likeliest token; ``top`` has as many of these as were asked for, with their own. ``text_offset`` is the
+    character of the text at which the token's own begins.
+    """
+
+    logprob: float | None
+    rank: int = 0
+    top: tuple[tuple[int, float], ...] = ()
+    text_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One of the answers to a request. ``score`` is what ranked answers (beams, best_of) are in order of."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """What a generation produced."""
+    """What a generation produced. Text, tokens and the like are those of the first of ``choices``."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    # One for each token of the prompt, when they were asked for.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    # All answers, best first where they are ranked; at least one.
+    choices: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Tokens that became certain in one step; ``first_token`` is the index of the first. The text may be empty."""
+    """Tokens that became certain in one step; ``first_token`` is the index of the first. The text may be empty.
+
+    ``choice`` says which of several answers they belong to. ``logprobs`` has one for each token when they were asked
+    for, ``prompt_logprobs``, in the first chunk of an answer, one for each token of the prompt.
+    """
 
     first_token: int
     token_ids: tuple[int, ...]
     text: str
+    choice: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,3 +212,9 @@ class StepRecord:
     num_free_blocks: int
     num_cached_blocks: int
     num_used_blocks: int
+    num_rows: int = 0
+    # Of the preempted, those that went to host memory; the others are computed again.
+    num_swapped: int = 0
+    # Of sequences that began in the step: tokens that could have been in the prefix cache, and those that were.
+    num_prefix_asked_tokens: int = 0
+    num_prefix_found_tokens: int = 0

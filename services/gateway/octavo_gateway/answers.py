@@ -15,7 +15,6 @@ _NOT_WITH_BEAMS = {
     "repetition_penalty": (None, 1),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
-    "logprobs": (None,),
 }
 
 

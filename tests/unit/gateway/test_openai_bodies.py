@@ -7,6 +7,7 @@ import pytest
 from octavo_common.errors import QuotaExceeded, Unauthenticated, Unavailable
 from octavo_gateway.openai.bodies import parse_chat, parse_completion
 from octavo_gateway.openai.errors import BadRequest, error_body, error_response
+from octavo_gateway.requests import Beam
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -48,10 +49,6 @@ def test_a_value_that_asks_for_what_is_done_anyway_is_taken(name):
 
 
 CHANGING = {
-    "n": 2,
-    "best_of": 3,
-    "logprobs": True,
-    "top_logprobs": 5,
     "tools": [{"type": "function"}],
     "tool_choice": "required",
     "response_format": {"type": "json_object"},
@@ -68,16 +65,40 @@ def test_a_value_that_would_change_the_answer_is_refused_by_name(name):
     assert caught.value.param == name
 
 
-@pytest.mark.parametrize("value", [2, 0, "two"])
+@pytest.mark.parametrize("value", [["text", "audio"], "text", []])
 def test_a_parameter_that_is_there_with_one_value_is_refused_with_that_value(value):
-    with pytest.raises(BadRequest, match="only 1 is supported"):
-        chat(n=value)
+    with pytest.raises(BadRequest, match=r"only .* is supported"):
+        chat(modalities=value)
 
 
-@pytest.mark.parametrize("name", ["tools", "logprobs", "response_format", "typical_p"])
+@pytest.mark.parametrize("name", ["tools", "response_format", "typical_p"])
 def test_a_parameter_that_is_not_there_at_all_says_so(name):
     with pytest.raises(BadRequest, match="not supported in this release"):
         chat(**{name: CHANGING.get(name, 0.5)})
+
+
+def test_log_probabilities_are_asked_for_by_each_apis_own_names():
+    assert chat(logprobs=True, top_logprobs=3)[0].logprobs == 3
+    assert (chat(logprobs=True)[0].logprobs, chat(logprobs=False, top_logprobs=0)[0].logprobs) == (0, None)
+    with pytest.raises(BadRequest) as caught:
+        chat(top_logprobs=3)
+    assert caught.value.param == "top_logprobs"
+    raw, _ = completion(logprobs=2, logprobs_mode="processed")
+    assert (raw.logprobs, raw.prompt_logprobs, raw.logprobs_mode) == (2, None, "processed")
+    assert completion(logprobs=2, echo=True)[0].prompt_logprobs == 2
+    assert completion(logprobs=False)[0].logprobs is None
+    for parse in (chat, completion):
+        assert parse(prompt_logprobs=4)[0].prompt_logprobs == 4
+
+
+def test_a_beam_search_has_the_names_that_vllm_gave_it():
+    raw, _ = completion(use_beam_search=True, n=2, best_of=4, length_penalty=0.5, early_stopping="never")
+    assert (raw.n, raw.best_of, raw.beam) == (2, None, Beam(width=4, length_penalty=0.5, early_stopping=None))
+    assert chat(use_beam_search=True, n=3)[0].beam == Beam(width=3)
+    for fields in ({"length_penalty": 2.0}, {"early_stopping": True}):
+        with pytest.raises(BadRequest) as caught:
+            chat(**fields)
+        assert caught.value.param in fields
 
 
 def test_stream_options_are_for_streams_alone():

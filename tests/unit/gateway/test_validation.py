@@ -116,7 +116,6 @@ SURROGATE = "a\ud800b"
         ({"beam": Beam(width=17)}, "beam_width"),
         ({"beam": Beam(width=2), "n": 3}, "n"),
         ({"beam": Beam(width=2), "best_of": 2}, "best_of"),
-        ({"beam": Beam(width=2), "logprobs": 1}, "logprobs"),
         ({"beam": Beam(width=2), "top_p": 0.9}, "top_p"),
         ({"beam": Beam(width=2), "repetition_penalty": 1.1}, "repetition_penalty"),
         ({"beam": Beam(width=2, length_penalty=math.inf)}, "length_penalty"),

@@ -114,6 +114,17 @@ class Tokenizer:
         """Id of a token by its exact content; None when there is no such token."""
         return self._tokenizer.token_to_id(token)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token by itself: of a special one its name, of an id outside the vocabulary none."""
+        piece = self.pieces[token_id]
+        if isinstance(piece, str):
+            return piece.encode("utf-8")
+        if isinstance(piece, int):
+            return bytes((piece,))
+        if piece is not None:
+            return piece
+        return (self._tokenizer.id_to_token(token_id) or "").encode("utf-8") if 0 <= token_id < 2**32 else b""
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `chat` can be called."""

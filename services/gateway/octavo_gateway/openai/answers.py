@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from octavo_common.jobs.model import Job
-from octavo_common.jobs.spec import GenerationResult, JobFailure, UsageRecord
-from octavo_gateway.values import AcceptedJob, Finish, ModelInfo
+from octavo_common.jobs.spec import ChoiceResult, GenerationResult, JobFailure, UsageRecord
+from octavo_gateway.values import ModelInfo
 
 
 def usage(record: UsageRecord) -> dict[str, Any]:
@@ -35,53 +35,6 @@ def token_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-
-
-class Shape:
-    """The JSON of one accepted generation: its head is the same in every piece."""
-
-    def __init__(self, accepted: AcceptedJob, *, chat: bool) -> None:
-        self._chat = chat
-        self._head: dict[str, Any] = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{accepted.job_id}",
-            "created": int(accepted.create_time.timestamp()),
-            "model": accepted.model,
-            "system_fingerprint": None,
-        }
-
-    def whole(self, text: str, finish: Finish) -> dict[str, Any]:
-        """The answer in one piece."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish.finish_reason}
-        if self._chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-        else:
-            choice["text"] = text
-        kind = "chat.completion" if self._chat else "text_completion"
-        return self._head | {"object": kind, "choices": [choice], "usage": usage(finish.usage)}
-
-    def opening(self) -> dict[str, Any] | None:
-        """The first piece of a stream; only chats have one, that names the role."""
-        return self._chunk({"delta": {"role": "assistant", "content": ""}}, None) if self._chat else None
-
-    def piece(self, text: str) -> dict[str, Any]:
-        """A piece of text."""
-        return self._chunk({"delta": {"content": text}} if self._chat else {"text": text}, None)
-
-    def closing(self, finish: Finish) -> dict[str, Any]:
-        """The piece that says why the answer ended."""
-        return self._chunk({"delta": {}} if self._chat else {"text": ""}, finish.finish_reason)
-
-    def usage_piece(self, finish: Finish) -> dict[str, Any]:
-        """The piece after the last, without a choice."""
-        return self._head | {"object": self._kind, "choices": [], "usage": usage(finish.usage)}
-
-    @property
-    def _kind(self) -> str:
-        return "chat.completion.chunk" if self._chat else "text_completion"
-
-    def _chunk(self, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
-        return self._head | {"object": self._kind, "choices": [choice]}
 
 
 def model(info: ModelInfo) -> dict[str, Any]:
@@ -123,7 +76,7 @@ def job(row: Job) -> dict[str, Any]:
 
 def _outcome(result: Mapping[str, Any] | None) -> dict[str, Any]:
     if result is None:
-        return {"text": None, "token_ids": None, "finish_reason": None, "usage": None}
+        return {"text": None, "token_ids": None, "finish_reason": None, "usage": None, "choices": None}
     # Without its content once the retention time is over; the figures stay.
     kept = {"text": "", "token_ids": ()} | dict(result)
     value = GenerationResult.from_json(kept)
@@ -132,6 +85,18 @@ def _outcome(result: Mapping[str, Any] | None) -> dict[str, Any]:
         "token_ids": list(value.token_ids) if "token_ids" in result else None,
         "finish_reason": value.finish_reason,
         "usage": usage(value.usage),
+        "choices": [_choice(choice) for choice in value.choices] if "token_ids" in result else None,
+    }
+
+
+def _choice(choice: ChoiceResult) -> dict[str, Any]:
+    """An answer; `text_offset` and the like are left to the endpoints that know the tokens' names."""
+    return {
+        "text": choice.text,
+        "token_ids": list(choice.token_ids),
+        "finish_reason": choice.finish_reason,
+        "logprobs": [told.logprob for told in choice.logprobs] or None,
+        "score": choice.score,
     }
 
 

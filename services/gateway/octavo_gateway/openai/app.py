@@ -16,12 +16,16 @@ from starlette.routing import Route
 from octavo_common.errors import Internal, ModelNotFound, OctavoError
 from octavo_gateway.api import GenerationApi
 from octavo_gateway.openai import answers
-from octavo_gateway.openai.bodies import ChatBody, CompletionBody, StreamOptions, parse_chat, parse_completion
+from octavo_gateway.openai.bodies import ChatBody, CompletionBody, parse_chat, parse_completion
 from octavo_gateway.openai.errors import BadRequest, error_response
+from octavo_gateway.openai.logprobs import Names
+from octavo_gateway.openai.parts import StreamOptions
 from octavo_gateway.openai.requests import ClientGone, authenticate, read_json
+from octavo_gateway.openai.shapes import Shape, Telling
 from octavo_gateway.openai.streaming import SILENCE_S, EventStream, collect, unless_gone
 from octavo_gateway.requests import RequestLimits
 from octavo_gateway.validation import validate
+from octavo_gateway.values import AcceptedJob
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +101,11 @@ class _Rim:
         if ignored:
             log.info("http.parameters_ignored", job_id=str(accepted.job_id), names=list(ignored))
             headers["X-Octavo-Ignored"] = _header_text(", ".join(ignored))
-        shape = answers.Shape(accepted, chat=isinstance(body, ChatBody))
+        try:
+            shape = await self._shape(body, accepted)
+        except BaseException:
+            self._api.leave(accepted)
+            raise
         if body.stream:
             options = body.stream_options or StreamOptions()
             return EventStream(self._api, accepted, shape, options, headers=headers, silence_s=self._silence_s)
@@ -108,6 +116,17 @@ class _Rim:
         finally:
             self._api.leave(accepted)
         return JSONResponse(whole, headers=headers)
+
+    async def _shape(self, body: ChatBody | CompletionBody, accepted: AcceptedJob) -> Shape:
+        telling = Telling()
+        if body.tells:
+            telling = Telling(
+                names=Names(await self._api.tokenizer(accepted)),
+                logprobs=body.num_logprobs is not None,
+                echo=isinstance(body, CompletionBody) and body.echo,
+                prompt_logprobs=body.prompt_logprobs is not None,
+            )
+        return Shape(accepted, chat=isinstance(body, ChatBody), telling=telling)
 
     async def models(self, request: Request) -> Response:
         await authenticate(request, self._api)

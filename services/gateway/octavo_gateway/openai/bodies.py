@@ -6,17 +6,21 @@ Values are checked for their types only: their ranges are `validation`'s.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from octavo_gateway.openai.errors import BadRequest
 from octavo_gateway.openai.parts import Body, ChatMessageBody, Flag, OptionalText, StreamOptions, TextPart
 from octavo_gateway.openai.support import refuse_unknown_options, refuse_unsupported
-from octavo_gateway.requests import Message, OnDisconnect, RawRequest
+from octavo_gateway.requests import Beam, Message, OnDisconnect, RawRequest
 
 # The legacy endpoint's own default; chats may take what the context leaves.
 DEFAULT_COMPLETION_TOKENS = 16
+
+
+def _false_is_none(value: Any) -> Any:
+    return None if value is False else value
 
 
 class GenerationBody(Body):
@@ -41,6 +45,14 @@ class GenerationBody(Body):
     allowed_token_ids: list[int] | None = None
     min_tokens: int | None = None
     include_stop_str_in_output: Flag = False
+    n: int | None = None
+    best_of: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] | None = None
+    # As vLLM had them: best_of, or else n, is the width, and n of the beams are returned.
+    use_beam_search: Flag = False
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     stream: Flag = False
     stream_options: StreamOptions | None = None
     # Beyond OpenAI's API, as in octavo.v1.
@@ -71,6 +83,10 @@ class GenerationBody(Body):
             "allowed_token_ids": tuple(self.allowed_token_ids or ()),
             "min_tokens": self.min_tokens or 0,
             "include_stop": self.include_stop_str_in_output,
+            "logprobs": self.num_logprobs,
+            "prompt_logprobs": self.prompt_logprobs,
+            "logprobs_mode": self.logprobs_mode or "raw",
+            **self._answers(),
             "priority": self.priority or 0,
             "timeout_s": self.timeout_s,
             "on_disconnect": OnDisconnect(self.on_disconnect or "cancel"),
@@ -79,12 +95,48 @@ class GenerationBody(Body):
             "idempotency_key": idempotency_key,
         }
 
+    def _answers(self) -> dict[str, Any]:
+        """How many, and how they are found."""
+        n = 1 if self.n is None else self.n
+        if not self.use_beam_search:
+            for name, neutral in (("length_penalty", (None, 1)), ("early_stopping", (None, False))):
+                if getattr(self, name) not in neutral:
+                    raise BadRequest(
+                        f"{name} is taken only together with use_beam_search", code="INVALID_ARGUMENT", param=name
+                    )
+            return {"n": n, "best_of": self.best_of}
+        return {
+            "n": n,
+            "beam": Beam(
+                width=n if self.best_of is None else self.best_of,
+                length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
+                early_stopping=None if self.early_stopping == "never" else bool(self.early_stopping),
+            ),
+        }
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told beside each one; None tells nothing."""
+        raise NotImplementedError
+
+    @property
+    def tells(self) -> bool:
+        """Whether anything is told of tokens."""
+        return self.num_logprobs is not None or self.prompt_logprobs is not None
+
 
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessageBody]
     max_completion_tokens: int | None = None
+    logprobs: Flag = False
+    top_logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None without `logprobs`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def raw_request(self, idempotency_key: str) -> RawRequest:
         """The request in the gateway's terms."""
@@ -92,6 +144,10 @@ class ChatBody(GenerationBody):
         if self.max_tokens is not None and self.max_tokens != max_tokens:
             raise BadRequest(
                 "max_tokens and max_completion_tokens differ", code="INVALID_ARGUMENT", param="max_completion_tokens"
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest(
+                "top_logprobs is taken only together with logprobs", code="INVALID_ARGUMENT", param="top_logprobs"
             )
         messages = [_message(m, f"messages[{n}]") for n, m in enumerate(self.messages)]
         return RawRequest(messages=messages, max_tokens=max_tokens, **self.common(idempotency_key))
@@ -102,13 +158,24 @@ class CompletionBody(GenerationBody):
 
     prompt: str | list[str] | list[int] | list[list[int]] | None = None
     echo: Flag = False
+    # A number; false is what other servers take for none.
+    logprobs: Annotated[int | None, BeforeValidator(_false_is_none)] = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As it stands there."""
+        return self.logprobs
 
     def raw_request(self, idempotency_key: str) -> RawRequest:
         """The request in the gateway's terms."""
         max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         prompt = self._only_prompt()
         given = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
-        return RawRequest(echo=self.echo, max_tokens=max_tokens, **given, **self.common(idempotency_key))
+        fields = self.common(idempotency_key)
+        if self.echo and self.logprobs is not None:
+            # The prompt's tokens are told like the others.
+            fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        return RawRequest(echo=self.echo, max_tokens=max_tokens, **given, **fields)
 
     def _only_prompt(self) -> str | list[int]:
         """The prompt; a list of one is that one."""

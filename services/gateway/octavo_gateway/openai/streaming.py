@@ -18,10 +18,11 @@ from starlette.types import Receive, Scope, Send
 
 from octavo_common.errors import Internal, OctavoError
 from octavo_gateway.api import GenerationApi
-from octavo_gateway.openai.answers import Shape, token_counts
-from octavo_gateway.openai.bodies import StreamOptions
+from octavo_gateway.openai.answers import token_counts
 from octavo_gateway.openai.errors import error_body
+from octavo_gateway.openai.parts import StreamOptions
 from octavo_gateway.openai.requests import ClientGone
+from octavo_gateway.openai.shapes import Gathered, Shape
 from octavo_gateway.values import AcceptedJob, Finish, TokenPiece
 
 log = structlog.get_logger(__name__)
@@ -54,12 +55,12 @@ async def _disconnected(receive: Receive) -> None:
 
 async def collect(api: GenerationApi, accepted: AcceptedJob, shape: Shape) -> dict[str, Any]:
     """Read the whole generation. Raises the job's error."""
-    texts: list[str] = []
+    answers = [Gathered() for _ in range(shape.num_choices)]
     async with aclosing(api.stream(accepted)) as events:
         async for event in events:
             if isinstance(event, Finish):
-                return shape.whole("".join(texts), event)
-            texts.append(event.text)
+                return shape.whole(answers, event)
+            answers[event.choice].take(event)
     raise Internal("the stream ended without its last message")
 
 
@@ -104,8 +105,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        opening = self._shape.opening()
-        if opening is not None:
+        for opening in self._shape.opening():
             yield self._event(opening, 0)
         num_tokens = 0
         try:
@@ -113,10 +113,12 @@ class EventStream(Response):
                 async for event in events:
                     if isinstance(event, TokenPiece):
                         num_tokens += len(event.token_ids)
-                        if event.text:
-                            yield self._event(self._shape.piece(event.text), num_tokens)
+                        chunk = self._shape.piece(event)
+                        if chunk is not None:
+                            yield self._event(chunk, num_tokens)
                         continue
-                    yield self._event(self._shape.closing(event), event.usage.completion_tokens)
+                    for closing in self._shape.closing(event):
+                        yield self._event(closing, event.usage.completion_tokens)
                     if self._options.include_usage:
                         yield _encode(self._shape.usage_piece(event))
                     yield _DONE

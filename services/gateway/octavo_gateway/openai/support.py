@@ -10,19 +10,12 @@ from octavo_gateway.openai.errors import BadRequest
 
 # They change the answer, except with these values, which ask for what is done anyway. None always does.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
-    "length_penalty": (1,),
     "typical_p": (1,),
-    "use_beam_search": (False,),
     "suffix": ("",),
     "modalities": (["text"],),
     "audio": (),
@@ -48,8 +41,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 # They are there, with one value. What the others of the above ask for is not there at all.
 _ONE_VALUE = frozenset(
     {
-        "n",
-        "best_of",
         "modalities",
         "verbosity",
         "add_generation_prompt",

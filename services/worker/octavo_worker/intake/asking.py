@@ -39,7 +39,8 @@ def _params(spec: GenerationSpec, eos_ids: Sequence[int], grammar: str) -> Sampl
         top_k=spec.top_k,
         top_p=spec.top_p,
         seed=spec.seed,
-        max_tokens=spec.max_tokens,
+        # Without a token to choose the engine does not look at the prompt; this one is dropped.
+        max_tokens=spec.max_tokens or (0 if spec.prompt_logprobs is None else 1),
         stop_token_ids=frozenset(spec.stop_token_ids) | (frozenset() if spec.ignore_eos else frozenset(eos_ids)),
         min_tokens=spec.min_tokens,
         min_p=spec.min_p,

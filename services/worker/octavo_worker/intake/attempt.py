@@ -115,6 +115,9 @@ class Attempt:
 
     def push(self, delta: Delta, now: float) -> None:
         """Take an answer's new tokens; what became certain goes into the log at once. A stop string ends the answer."""
+        if not self.spec.max_tokens:
+            # It was computed for the prompt's sake.
+            return
         choice = self.choices[delta.id.choice]
         if self.first_token_s is None:
             self.first_token_s = now
@@ -123,6 +126,19 @@ class Attempt:
         self._release(delta.id.choice, released)
         if released.stopped:
             choice.reason = "stop"
+
+    def is_surplus(self, delta: Delta) -> bool:
+        """It is of a beam that the caller does not want."""
+        return delta.id.choice >= len(self.choices)
+
+    def close_search(self) -> bool:
+        """After the step in which a beam search ended: True if it found less than was asked for; the rest is empty."""
+        if not self.spec.beam_width or not self.choices[0].computed:
+            return False
+        for choice in self.choices:
+            choice.computed = True
+            choice.reason = choice.reason or "length"
+        return True
 
     def finish(self, delta: Delta) -> None:
         """The engine has ended an answer: the rest of its text becomes certain."""
@@ -133,7 +149,7 @@ class Attempt:
             return
         released = choice.stream.finish()
         self._release(delta.id.choice, released)
-        stopped = released.stopped or delta.finish is EngineReason.STOP
+        stopped = released.stopped or (delta.finish is EngineReason.STOP and self.spec.max_tokens > 0)
         choice.reason = "stop" if stopped else "length"
 
     def note_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:

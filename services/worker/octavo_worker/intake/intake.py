@@ -195,8 +195,13 @@ class Intake:
             self._meters.step(stats, step_s)
         for delta in deltas:
             attempt = self._by_request.get(delta.id.request)
-            if attempt is not None and not attempt.ending:
+            if attempt is not None and not attempt.ending and not attempt.is_surplus(delta):
                 self._follow(attempt, delta, now, step_s)
+        for delta in deltas:
+            # All of what a beam search found comes in one step.
+            attempt = self._by_request.get(delta.id.request)
+            if attempt is not None and not attempt.ending and attempt.close_search():
+                self._end(attempt, End(result=attempt.result()), computing=False)
 
     def _follow(self, attempt: Attempt, delta: Delta, now: float, step_s: float) -> None:
         attempt.note(delta, now - step_s)

@@ -1,0 +1,34 @@
+"""A whole platform in one event loop: gateway with both rims, a worker with the tiny engine, and clients."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from answers_world import Platform
+from fakes.gateway_world import World
+
+from octavo_common.db.engine import connect
+from octavo_common.settings import CommonSettings
+from octavo_common.telemetry import setup
+
+
+@pytest.fixture(scope="session")
+def telemetry() -> Iterator[setup.Telemetry]:
+    made = setup.init("answers-test", "test", CommonSettings(data_dir=Path("/nonexistent"), log_level="error"))
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+async def platform(pg_dsn: str, telemetry: setup.Telemetry) -> AsyncIterator[Platform]:
+    database = connect(pg_dsn, pool_size=12)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(database.dispose)
+        world = World(pg_dsn, database, telemetry, stack)
+        await world.prepare()
+        made = Platform(world)
+        await made.start()
+        yield made
