@@ -87,8 +87,9 @@ def test_with_prefix_hits(world):
         assert bench.num_cached[f"warm{name}"] == (len(prompt) - 1) // 16 * 16
 
 
-def test_after_preemption(world):
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_after_preemption(world, preemption):
     # Less than two sequences of full length: the longer ones do not fit beside each other to their end.
-    bench = EngineBench(world.loaded, num_blocks=16)
+    bench = EngineBench(world.loaded, num_blocks=16, preemption=preemption)
     world.run(bench)
     assert bench.num_preemptions > 0
