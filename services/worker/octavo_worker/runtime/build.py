@@ -31,6 +31,7 @@ from octavo_worker.runtime.pages import collapse_resident_memory
 from octavo_worker.runtime.runner import ModelRunner
 from octavo_worker.runtime.shape import planned_shape
 from octavo_worker.verify.coupled import Coupled
+from octavo_worker.verify.grammars import GrammarStore
 
 log = structlog.get_logger(__name__)
 
@@ -94,6 +95,7 @@ class BuiltEngine:
     limits: Limits
     loaded: LoadedModel
     attention_backend: str
+    grammars: GrammarStore
 
 
 def build_engine(config: EngineConfig, backends: BackendFactory) -> BuiltEngine:
@@ -148,8 +150,13 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
     )
     pool = allocate_pool(attention.kv_shape(spec), dtype, poison=config.poison_fresh_blocks)
     num_host_slots = config.swap_bytes // pool[0].nbytes if config.preemption == "swap" else 0
+    grammars = GrammarStore(loaded.bundle, vocab_size=model.vocab_size, eos_ids=model.eos_ids)
     executor = TorchExecutor(
-        inputs=InputBuilder(block_size=BLOCK_SIZE, max_blocks=num_blocks_of_longest(model.context_length, num_blocks)),
+        inputs=InputBuilder(
+            block_size=BLOCK_SIZE,
+            max_blocks=num_blocks_of_longest(model.context_length, num_blocks),
+            grammars=grammars,
+        ),
         runner=ModelRunner(model=loaded.model, attention=attention, kv=pool),
         verifier=Coupled(),
         kv=LocalTransfer(pool, map_slots(pool, num_host_slots)),
@@ -197,6 +204,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         limits=scheduler.limits,
         loaded=loaded,
         attention_backend=attention.name,
+        grammars=grammars,
     )
 
 

@@ -16,7 +16,7 @@ from octavo_worker.attention.base import AttnBatch
 from octavo_worker.engine.plan import RowPlan
 from octavo_worker.engine.types import SamplingParams, SeqId
 from octavo_worker.verify.base import ScoredToken, WantedRow
-from octavo_worker.verify.context import TokenContext, needs_context
+from octavo_worker.verify.context import Grammars, TokenContext, needs_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,9 @@ class ForwardInputs:
 class InputBuilder:
     """Block tables and parameters of the sequences that the executor knows."""
 
-    def __init__(self, *, block_size: int, max_blocks: int) -> None:
+    def __init__(self, *, block_size: int, max_blocks: int, grammars: Grammars | None = None) -> None:
         self._block_size = block_size
+        self._grammars = grammars
         self._tables = np.zeros((8, max_blocks), np.int32)
         self._slots: dict[SeqId, int] = {}
         self._params: dict[SeqId, SamplingParams] = {}
@@ -125,9 +126,7 @@ class InputBuilder:
                 self._slots[row.id] = self._take_slot()
             self._contexts.pop(row.id, None)
             if needs_context(row.params):
-                context = TokenContext(row.params, num_prompt_tokens=row.num_prompt_tokens)
-                context.know(0, row.history)
-                self._contexts[row.id] = context
+                self._contexts[row.id] = self._make_context(row, row.params)
         context = self._contexts.get(row.id)
         if context is not None:
             context.know(row.start, row.tokens)
@@ -135,6 +134,15 @@ class InputBuilder:
         last = row.first_block + len(row.new_blocks)
         self._tables[slot, row.first_block : last] = row.new_blocks
         return slot
+
+    def _make_context(self, row: RowPlan, params: SamplingParams) -> TokenContext:
+        matcher = None
+        if params.grammar:
+            assert self._grammars is not None, "no grammars are served"
+            matcher = self._grammars.get(params.grammar)
+        context = TokenContext(params, num_prompt_tokens=row.num_prompt_tokens, matcher=matcher)
+        context.know(0, row.history)
+        return context
 
     def _take_slot(self) -> int:
         if not self._free:

@@ -40,6 +40,14 @@ class Matcher(Protocol):
         ...
 
 
+class Grammars(Protocol):
+    """Where compiled grammars are found."""
+
+    def get(self, key: str) -> Matcher:
+        """A fresh state; raises KeyError when there is no such grammar."""
+        ...
+
+
 class GrammarStuck(Exception):
     """A grammar cannot go on; the text says why."""
 
