@@ -12,6 +12,7 @@ from octavo import calls, calls_fleet, request
 from octavo.clock import Clock, new_idempotency_key
 from octavo.errors import DeadlineExceededError, OctavoError, UnavailableError, from_rpc_error
 from octavo.planning import ModelPlan, PlanChoices
+from octavo.pools import Pool
 from octavo.retry import Patience, RetryPolicy, is_broken
 from octavo.settings import resolve
 from octavo.streams import StreamMachine
@@ -164,6 +165,10 @@ class Client:
     def worker_records(self, worker_id: str, after_step: int = 0) -> list[StepRecord]:
         """Read a worker's record of its recent steps (admin keys)."""
         return self._wire.unary(calls.worker_records(worker_id, after_step))
+
+    def worker_pool(self, worker_id: str) -> Pool:
+        """Read who holds which block of a worker's pool (admin keys)."""
+        return self._wire.unary(calls_fleet.worker_pool(worker_id))
 
     def close(self) -> None:
         """Close the connections."""

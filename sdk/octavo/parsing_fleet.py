@@ -84,6 +84,8 @@ def pool(message: pool_pb2.Pool) -> Pool:
         cell_owner=tuple(message.cell_owner),
         sequences=tuple(pool_sequence(sequence) for sequence in message.sequences),
         num_sequences_left_out=message.num_sequences_left_out,
+        num_host_blocks=message.num_host_blocks,
+        num_free_host_blocks=message.num_free_host_blocks,
     )
 
 
@@ -99,4 +101,5 @@ def pool_sequence(message: pool_pb2.PoolSequence) -> PoolSequence:
         num_blocks=message.num_blocks,
         num_shared_blocks=message.num_shared_blocks,
         blocks=tuple(message.blocks),
+        num_host_blocks=message.num_host_blocks,
     )

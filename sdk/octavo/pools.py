@@ -11,7 +11,7 @@ class PoolSequence:
 
     job_id: str
     choice: int
-    # For example ``running`` or ``waiting``.
+    # ``running``, ``awaiting_kv``, ``swapped`` or ``waiting``.
     phase: str
     num_tokens: int
     num_prompt_tokens: int
@@ -21,6 +21,8 @@ class PoolSequence:
     num_shared_blocks: int
     # In the order of its tokens; empty where cells stand for several blocks.
     blocks: tuple[int, ...]
+    # In host memory.
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +48,6 @@ class Pool:
     cell_owner: tuple[int, ...]
     sequences: tuple[PoolSequence, ...]
     num_sequences_left_out: int
+    # Room of host memory for blocks of preempted sequences, and what of it is free.
+    num_host_blocks: int = 0
+    num_free_host_blocks: int = 0

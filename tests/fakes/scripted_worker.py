@@ -13,7 +13,7 @@ from uuid import UUID
 
 import grpc
 
-from octavo.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from octavo.v1 import common_pb2, pool_pb2, worker_pb2, worker_pb2_grpc
 from octavo_common import ids, store
 from octavo_common.db.engine import Database
 from octavo_common.jobs.model import Assignment, Job, NewProcess
@@ -218,6 +218,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def GetRecords(self, request: worker_pb2.GetRecordsRequest, context: Any) -> worker_pb2.GetRecordsResponse:
         records = [worker_pb2.StepRecord(step=n) for n in range(1, 4) if n > request.after_step]
         return worker_pb2.GetRecordsResponse(records=records)
+
+    async def GetPool(self, request: pool_pb2.GetPoolRequest, context: Any) -> pool_pb2.GetPoolResponse:
+        return pool_pb2.GetPoolResponse(pool=pool_pb2.Pool(step=3, num_blocks=64, cell_used=[1] * 64))
 
 
 def text_of(tokens: list[int]) -> str:

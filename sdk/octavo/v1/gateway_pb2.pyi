@@ -4,6 +4,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from octavo.v1 import common_pb2 as _common_pb2
 from octavo.v1 import plan_pb2 as _plan_pb2
+from octavo.v1 import pool_pb2 as _pool_pb2
 from octavo.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

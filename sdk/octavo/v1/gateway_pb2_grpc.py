@@ -5,6 +5,7 @@ import warnings
 
 from octavo.v1 import gateway_pb2 as octavo_dot_v1_dot_gateway__pb2
 from octavo.v1 import plan_pb2 as octavo_dot_v1_dot_plan__pb2
+from octavo.v1 import pool_pb2 as octavo_dot_v1_dot_pool__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -330,6 +331,11 @@ class FleetServiceStub:
                 request_serializer=octavo_dot_v1_dot_gateway__pb2.GetWorkerRecordsRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_gateway__pb2.GetWorkerRecordsResponse.FromString,
                 _registered_method=True)
+        self.GetWorkerPool = channel.unary_unary(
+                '/octavo.v1.FleetService/GetWorkerPool',
+                request_serializer=octavo_dot_v1_dot_pool__pb2.GetWorkerPoolRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_pool__pb2.GetWorkerPoolResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -350,6 +356,13 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetWorkerPool(self, request, context):
+        """Tells who holds which block of a worker's pool (admin keys).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -362,6 +375,11 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.GetWorkerRecords,
                     request_deserializer=octavo_dot_v1_dot_gateway__pb2.GetWorkerRecordsRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_gateway__pb2.GetWorkerRecordsResponse.SerializeToString,
+            ),
+            'GetWorkerPool': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWorkerPool,
+                    request_deserializer=octavo_dot_v1_dot_pool__pb2.GetWorkerPoolRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_pool__pb2.GetWorkerPoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -419,6 +437,33 @@ class FleetService:
             '/octavo.v1.FleetService/GetWorkerRecords',
             octavo_dot_v1_dot_gateway__pb2.GetWorkerRecordsRequest.SerializeToString,
             octavo_dot_v1_dot_gateway__pb2.GetWorkerRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWorkerPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.FleetService/GetWorkerPool',
+            octavo_dot_v1_dot_pool__pb2.GetWorkerPoolRequest.SerializeToString,
+            octavo_dot_v1_dot_pool__pb2.GetWorkerPoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

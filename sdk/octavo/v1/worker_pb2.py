@@ -24,29 +24,30 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from octavo.v1 import common_pb2 as octavo_dot_v1_dot_common__pb2
+from octavo.v1 import pool_pb2 as octavo_dot_v1_dot_pool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16octavo/v1/worker.proto\x12\toctavo.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16octavo/v1/common.proto\"\x85\x01\n\rStreamRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\x05\x12\x15\n\rprefix_digest\x18\x04 \x01(\x0c\x12)\n\x06others\x18\x05 \x03(\x0b\x32\x19.octavo.v1.ChoicePosition\"<\n\x0e\x43hoicePosition\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x05\x12\x15\n\rprefix_digest\x18\x02 \x01(\x0c\"\xd8\x01\n\x0eStreamResponse\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12!\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x14.octavo.v1.StreamEnd\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x31\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\x07 \x01(\x05\"\xbb\x01\n\tStreamEnd\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Usage\x12#\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x12.octavo.v1.Failure\x12\x11\n\tcancelled\x18\x04 \x01(\x08\x12%\n\x07\x63hoices\x18\x05 \x03(\x0b\x32\x14.octavo.v1.ChoiceEnd\"\'\n\x11GetRecordsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"<\n\x12GetRecordsResponse\x12&\n\x07records\x18\x01 \x03(\x0b\x32\x15.octavo.v1.StepRecord\"\x9d\x02\n\nStepRecord\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x01\x12\x19\n\x11num_decode_tokens\x18\x04 \x01(\x05\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\x05\x12\x13\n\x0bnum_running\x18\x06 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\x05\x12\x15\n\rnum_preempted\x18\x08 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\t \x01(\x05\x12\x19\n\x11num_cached_blocks\x18\n \x01(\x05\x12\x17\n\x0fnum_used_blocks\x18\x0b \x01(\x05\x32\x9b\x01\n\rWorkerService\x12?\n\x06Stream\x12\x18.octavo.v1.StreamRequest\x1a\x19.octavo.v1.StreamResponse0\x01\x12I\n\nGetRecords\x12\x1c.octavo.v1.GetRecordsRequest\x1a\x1d.octavo.v1.GetRecordsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16octavo/v1/worker.proto\x12\toctavo.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16octavo/v1/common.proto\x1a\x14octavo/v1/pool.proto\"\x85\x01\n\rStreamRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\x05\x12\x15\n\rprefix_digest\x18\x04 \x01(\x0c\x12)\n\x06others\x18\x05 \x03(\x0b\x32\x19.octavo.v1.ChoicePosition\"<\n\x0e\x43hoicePosition\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x05\x12\x15\n\rprefix_digest\x18\x02 \x01(\x0c\"\xd8\x01\n\x0eStreamResponse\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12!\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x14.octavo.v1.StreamEnd\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x31\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\x07 \x01(\x05\"\xbb\x01\n\tStreamEnd\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Usage\x12#\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x12.octavo.v1.Failure\x12\x11\n\tcancelled\x18\x04 \x01(\x08\x12%\n\x07\x63hoices\x18\x05 \x03(\x0b\x32\x14.octavo.v1.ChoiceEnd\"\'\n\x11GetRecordsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"<\n\x12GetRecordsResponse\x12&\n\x07records\x18\x01 \x03(\x0b\x32\x15.octavo.v1.StepRecord\"\x86\x03\n\nStepRecord\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x01\x12\x19\n\x11num_decode_tokens\x18\x04 \x01(\x05\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\x05\x12\x13\n\x0bnum_running\x18\x06 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\x05\x12\x15\n\rnum_preempted\x18\x08 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\t \x01(\x05\x12\x19\n\x11num_cached_blocks\x18\n \x01(\x05\x12\x17\n\x0fnum_used_blocks\x18\x0b \x01(\x05\x12\x10\n\x08num_rows\x18\x0c \x01(\x05\x12\x13\n\x0bnum_swapped\x18\r \x01(\x05\x12\x1f\n\x17num_prefix_asked_tokens\x18\x0e \x01(\x03\x12\x1f\n\x17num_prefix_found_tokens\x18\x0f \x01(\x03\x32\xdd\x01\n\rWorkerService\x12?\n\x06Stream\x12\x18.octavo.v1.StreamRequest\x1a\x19.octavo.v1.StreamResponse0\x01\x12I\n\nGetRecords\x12\x1c.octavo.v1.GetRecordsRequest\x1a\x1d.octavo.v1.GetRecordsResponse\x12@\n\x07GetPool\x12\x19.octavo.v1.GetPoolRequest\x1a\x1a.octavo.v1.GetPoolResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STREAMREQUEST']._serialized_start=95
-  _globals['_STREAMREQUEST']._serialized_end=228
-  _globals['_CHOICEPOSITION']._serialized_start=230
-  _globals['_CHOICEPOSITION']._serialized_end=290
-  _globals['_STREAMRESPONSE']._serialized_start=293
-  _globals['_STREAMRESPONSE']._serialized_end=509
-  _globals['_STREAMEND']._serialized_start=512
-  _globals['_STREAMEND']._serialized_end=699
-  _globals['_GETRECORDSREQUEST']._serialized_start=701
-  _globals['_GETRECORDSREQUEST']._serialized_end=740
-  _globals['_GETRECORDSRESPONSE']._serialized_start=742
-  _globals['_GETRECORDSRESPONSE']._serialized_end=802
-  _globals['_STEPRECORD']._serialized_start=805
-  _globals['_STEPRECORD']._serialized_end=1090
-  _globals['_WORKERSERVICE']._serialized_start=1093
-  _globals['_WORKERSERVICE']._serialized_end=1248
+  _globals['_STREAMREQUEST']._serialized_start=117
+  _globals['_STREAMREQUEST']._serialized_end=250
+  _globals['_CHOICEPOSITION']._serialized_start=252
+  _globals['_CHOICEPOSITION']._serialized_end=312
+  _globals['_STREAMRESPONSE']._serialized_start=315
+  _globals['_STREAMRESPONSE']._serialized_end=531
+  _globals['_STREAMEND']._serialized_start=534
+  _globals['_STREAMEND']._serialized_end=721
+  _globals['_GETRECORDSREQUEST']._serialized_start=723
+  _globals['_GETRECORDSREQUEST']._serialized_end=762
+  _globals['_GETRECORDSRESPONSE']._serialized_start=764
+  _globals['_GETRECORDSRESPONSE']._serialized_end=824
+  _globals['_STEPRECORD']._serialized_start=827
+  _globals['_STEPRECORD']._serialized_end=1217
+  _globals['_WORKERSERVICE']._serialized_start=1220
+  _globals['_WORKERSERVICE']._serialized_end=1441
 # @@protoc_insertion_point(module_scope)

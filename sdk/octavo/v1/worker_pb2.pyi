@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from octavo.v1 import common_pb2 as _common_pb2
+from octavo.v1 import pool_pb2 as _pool_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -77,7 +78,7 @@ class GetRecordsResponse(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[StepRecord, _Mapping]]] = ...) -> None: ...
 
 class StepRecord(_message.Message):
-    __slots__ = ("step", "time", "duration_ms", "num_decode_tokens", "num_prompt_tokens", "num_running", "num_waiting", "num_preempted", "num_free_blocks", "num_cached_blocks", "num_used_blocks")
+    __slots__ = ("step", "time", "duration_ms", "num_decode_tokens", "num_prompt_tokens", "num_running", "num_waiting", "num_preempted", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_rows", "num_swapped", "num_prefix_asked_tokens", "num_prefix_found_tokens")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +90,10 @@ class StepRecord(_message.Message):
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
     step: int
     time: _timestamp_pb2.Timestamp
     duration_ms: float
@@ -100,4 +105,8 @@ class StepRecord(_message.Message):
     num_free_blocks: int
     num_cached_blocks: int
     num_used_blocks: int
-    def __init__(self, step: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration_ms: _Optional[float] = ..., num_decode_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_preempted: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ...) -> None: ...
+    num_rows: int
+    num_swapped: int
+    num_prefix_asked_tokens: int
+    num_prefix_found_tokens: int
+    def __init__(self, step: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration_ms: _Optional[float] = ..., num_decode_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_preempted: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_prefix_asked_tokens: _Optional[int] = ..., num_prefix_found_tokens: _Optional[int] = ...) -> None: ...

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from octavo.v1 import pool_pb2 as octavo_dot_v1_dot_pool__pb2
 from octavo.v1 import worker_pb2 as octavo_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -44,6 +45,11 @@ class WorkerServiceStub:
                 request_serializer=octavo_dot_v1_dot_worker__pb2.GetRecordsRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_worker__pb2.GetRecordsResponse.FromString,
                 _registered_method=True)
+        self.GetPool = channel.unary_unary(
+                '/octavo.v1.WorkerService/GetPool',
+                request_serializer=octavo_dot_v1_dot_pool__pb2.GetPoolRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_pool__pb2.GetPoolResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -65,6 +71,13 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPool(self, request, context):
+        """Tells who holds which block of the pool, between two steps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +90,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.GetRecords,
                     request_deserializer=octavo_dot_v1_dot_worker__pb2.GetRecordsRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_worker__pb2.GetRecordsResponse.SerializeToString,
+            ),
+            'GetPool': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPool,
+                    request_deserializer=octavo_dot_v1_dot_pool__pb2.GetPoolRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_pool__pb2.GetPoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +151,33 @@ class WorkerService:
             '/octavo.v1.WorkerService/GetRecords',
             octavo_dot_v1_dot_worker__pb2.GetRecordsRequest.SerializeToString,
             octavo_dot_v1_dot_worker__pb2.GetRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.WorkerService/GetPool',
+            octavo_dot_v1_dot_pool__pb2.GetPoolRequest.SerializeToString,
+            octavo_dot_v1_dot_pool__pb2.GetPoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

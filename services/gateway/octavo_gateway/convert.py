@@ -10,7 +10,7 @@ from uuid import UUID
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from octavo.v1 import common_pb2, gateway_pb2, jobs_pb2, worker_pb2
+from octavo.v1 import common_pb2, gateway_pb2, jobs_pb2, pool_pb2, worker_pb2
 from octavo_common.errors import InvalidArgument, OctavoError, Status
 from octavo_common.jobs.model import Job, JobEvent, JobState, ProcessRecord
 from octavo_common.jobs.spec import (
@@ -72,6 +72,11 @@ def stream_request(job_id: UUID, fence: int, prefix: Sequence[Sequence[int]]) ->
 def records_request(after_step: int) -> worker_pb2.GetRecordsRequest:
     """Ask for the records of the steps after one."""
     return worker_pb2.GetRecordsRequest(after_step=after_step)
+
+
+def pool_request() -> pool_pb2.GetPoolRequest:
+    """Ask who holds which block."""
+    return pool_pb2.GetPoolRequest()
 
 
 def worker_message(message: worker_pb2.StreamResponse) -> WorkerMessage:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from octavo.v1 import gateway_pb2, gateway_pb2_grpc, jobs_pb2, jobs_pb2_grpc, plan_pb2
+from octavo.v1 import gateway_pb2, gateway_pb2_grpc, jobs_pb2, jobs_pb2_grpc, plan_pb2, pool_pb2
 from octavo_common.errors import NotFound, Unavailable
 from octavo_common.store import ProcessStore
 from octavo_gateway import convert, convert_plan, convert_request, planning
@@ -113,14 +113,26 @@ class FleetServicer(gateway_pb2_grpc.FleetServiceServicer):
     ) -> gateway_pb2.GetWorkerRecordsResponse:
         """Relay a worker's record of its recent steps."""
         require_admin(current_principal())
-        worker_id = convert.uuid_or_none(request.worker_id)
-        worker = next((w for w in await self._processes.list("worker") if w.id == worker_id), None)
-        if worker is None:
-            raise NotFound(f"there is no worker {request.worker_id!r}", hint="`octavo workers` lists them")
-        if not worker.alive:
-            raise Unavailable(f"worker {worker.id} is dead", hint="its records are gone with it")
-        records = await self._workers.records(worker.address, request.after_step)
+        records = await self._workers.records(await self._address(request.worker_id), request.after_step)
         return gateway_pb2.GetWorkerRecordsResponse(records=records)
+
+    async def GetWorkerPool(
+        self, request: pool_pb2.GetWorkerPoolRequest, context: Context
+    ) -> pool_pb2.GetWorkerPoolResponse:
+        """Relay how a worker's pool stands."""
+        require_admin(current_principal())
+        pool = await self._workers.pool(await self._address(request.worker_id))
+        return pool_pb2.GetWorkerPoolResponse(pool=pool)
+
+    async def _address(self, worker_id: str) -> str:
+        """Where a live worker is; raises NotFound, Unavailable."""
+        found = convert.uuid_or_none(worker_id)
+        worker = next((w for w in await self._processes.list("worker") if w.id == found), None)
+        if worker is None:
+            raise NotFound(f"there is no worker {worker_id!r}", hint="`octavo workers` lists them")
+        if not worker.alive:
+            raise Unavailable(f"worker {worker.id} is dead", hint="what it knew is gone with it")
+        return worker.address
 
 
 class JobServicer(jobs_pb2_grpc.JobServiceServicer):

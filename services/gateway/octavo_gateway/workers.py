@@ -100,16 +100,27 @@ class WorkerPool:
 
     async def records(self, address: str, after_step: int) -> Sequence[Any]:
         """The worker's records of its last steps, as messages that are passed on unread. Raises Unavailable."""
+        with self._answering(address) as stub:
+            answer = await stub.GetRecords(convert.records_request(after_step), timeout=RECORDS_TIMEOUT_S)
+            return answer.records
+
+    async def pool(self, address: str) -> Any:
+        """How the worker's pool stands, as a message that is passed on unread. Raises Unavailable."""
+        with self._answering(address) as stub:
+            answer = await stub.GetPool(convert.pool_request(), timeout=RECORDS_TIMEOUT_S)
+            return answer.pool
+
+    @contextmanager
+    def _answering(self, address: str) -> Iterator[Any]:
+        """A stub of the worker; what it says instead of an answer becomes Unavailable."""
         with self._use(address) as channel:
-            stub = worker_pb2_grpc.WorkerServiceStub(channel)
             try:
-                answer = await stub.GetRecords(convert.records_request(after_step), timeout=RECORDS_TIMEOUT_S)
+                yield worker_pb2_grpc.WorkerServiceStub(channel)
             except grpc.aio.AioRpcError as error:
                 cause = from_rpc_error(error)
                 raise Unavailable(
                     f"the worker does not answer: {cause.message}", hint="it may be restarting"
                 ) from error
-            return answer.records
 
     async def answers(self, address: str) -> bool:
         """Whether something listens at the address. Says no at once when the process is gone and its machine is not."""

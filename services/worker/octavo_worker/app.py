@@ -166,7 +166,11 @@ class _Worker:
         trace = TraceInterceptor(telemetry.tracer, telemetry.instruments, clock)
         server = make_server(interceptors=[token, trace], clock=clock)
         service = WorkerService(
-            book=self._book, gate=self._gate, records=self._records, arrival_s=self._settings.lease_s
+            book=self._book,
+            gate=self._gate,
+            records=self._records,
+            look=self._engine.snapshot,
+            arrival_s=self._settings.lease_s,
         )
         add_WorkerServiceServicer_to_server(service, server)
         return server

@@ -5,10 +5,11 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from octavo.v1 import common_pb2, worker_pb2
+from octavo.v1 import common_pb2, pool_pb2, worker_pb2
 from octavo_common.errors import Status
 from octavo_common.jobs.spec import JobFailure, TokenLogprob, UsageRecord
 from octavo_worker.joblog import End, Piece
+from octavo_worker.poolview import PoolView, SequenceView
 from octavo_worker.records import StepRecord
 
 _FINISH = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_REASON_LENGTH}
@@ -93,6 +94,51 @@ def step_record(record: StepRecord) -> worker_pb2.StepRecord:
         num_free_blocks=stats.num_free_blocks,
         num_cached_blocks=stats.num_cached_blocks,
         num_used_blocks=stats.num_used_blocks,
+        num_rows=stats.num_rows,
+        num_swapped=stats.num_swapped,
+        num_prefix_asked_tokens=stats.num_asked_tokens,
+        num_prefix_found_tokens=stats.num_found_tokens,
+    )
+
+
+def pool(view: PoolView) -> pool_pb2.Pool:
+    """The pool and who holds its blocks."""
+    snapshot, num_blocks = view.snapshot, len(view.snapshot.refs)
+    return pool_pb2.Pool(
+        step=snapshot.step,
+        num_blocks=num_blocks,
+        block_size=snapshot.block_size,
+        num_free_blocks=num_blocks - view.num_used - view.num_cached,
+        num_cached_blocks=view.num_cached,
+        num_used_blocks=view.num_used,
+        num_shared_blocks=view.num_shared,
+        num_unused_slots=view.num_unused_slots,
+        blocks_per_cell=view.blocks_per_cell,
+        cell_used=[cell.num_used for cell in view.cells],
+        cell_cached=[cell.num_cached for cell in view.cells],
+        cell_shared=[cell.num_shared for cell in view.cells],
+        cell_owner=[cell.owner for cell in view.cells],
+        sequences=[_pool_sequence(sequence) for sequence in view.sequences],
+        num_sequences_left_out=view.num_sequences_left_out,
+        num_host_blocks=snapshot.num_host_slots,
+        num_free_host_blocks=snapshot.num_free_host_slots,
+    )
+
+
+def _pool_sequence(sequence: SequenceView) -> pool_pb2.PoolSequence:
+    holder = sequence.holder
+    return pool_pb2.PoolSequence(
+        # The engine's name of it is that of the job with its fence.
+        job_id=holder.id.request.split(":")[0],
+        choice=holder.id.choice,
+        phase=holder.phase,
+        num_tokens=holder.num_tokens,
+        num_prompt_tokens=holder.num_prompt_tokens,
+        num_computed_tokens=holder.num_computed,
+        num_blocks=len(holder.blocks),
+        num_shared_blocks=sequence.num_shared_blocks,
+        blocks=sequence.blocks,
+        num_host_blocks=holder.num_host_blocks,
     )
 
 

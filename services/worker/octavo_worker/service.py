@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from typing import Any
 from uuid import UUID
 
-from octavo.v1 import worker_pb2, worker_pb2_grpc
-from octavo_common.errors import InvalidArgument
+from octavo.v1 import pool_pb2, worker_pb2, worker_pb2_grpc
+from octavo_common.errors import InvalidArgument, Unavailable
 from octavo_common.prefix import tokens_digest
-from octavo_worker import convert
+from octavo_worker import convert, poolview
+from octavo_worker.engine.snapshot import Snapshot
 from octavo_worker.joblog import Gate, JobElsewhere, JobLog, LogBook, PrefixDiffers
 from octavo_worker.records import Records
+
+# A step may be long; an engine that has crashed answers never.
+POOL_WAIT_S = 4.0
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """A closed stream is no cancellation: jobs end by their row alone."""
 
-    def __init__(self, *, book: LogBook, gate: Gate, records: Records, arrival_s: float) -> None:
-        """``arrival_s``: how long a stream may be ahead of its job."""
+    def __init__(
+        self, *, book: LogBook, gate: Gate, records: Records, look: Callable[[], Future[Snapshot]], arrival_s: float
+    ) -> None:
+        """``look`` asks the engine for its pool. ``arrival_s``: how long a stream may be ahead of its job."""
+        self._look = look
         self._book = book
         self._gate = gate
         self._records = records
@@ -65,6 +74,17 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """Return the records of the last steps."""
         records = self._records.after(request.after_step)
         return worker_pb2.GetRecordsResponse(records=[convert.step_record(record) for record in records])
+
+    async def GetPool(self, request: pool_pb2.GetPoolRequest, context: Any) -> pool_pb2.GetPoolResponse:
+        """Return who holds which block, after the step that runs now."""
+        try:
+            async with asyncio.timeout(POOL_WAIT_S):
+                snapshot = await asyncio.wrap_future(self._look())
+        except TimeoutError as error:
+            raise Unavailable("the engine is in a long step", hint="ask again") from error
+        # Beside the event loop: a large pool takes some milliseconds.
+        view = await asyncio.to_thread(poolview.view, snapshot)
+        return pool_pb2.GetPoolResponse(pool=convert.pool(view))
 
 
 async def _same_beginning(log: JobLog, choice: int, num_tokens: int, digest: bytes) -> None:

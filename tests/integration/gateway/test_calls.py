@@ -9,7 +9,7 @@ import grpc
 import pytest
 from fakes.gateway_world import Client, World, error_of, generation
 
-from octavo.v1 import gateway_pb2, jobs_pb2
+from octavo.v1 import gateway_pb2, jobs_pb2, pool_pb2
 from octavo_common.jobs.model import JobState, TenantLimits
 from octavo_common.jobs.spec import GenerationSpec
 
@@ -263,6 +263,14 @@ async def test_workers_are_listed_and_their_records_are_for_admins(world: World)
     assert (await error_of(refused))[0] == grpc.StatusCode.PERMISSION_DENIED
     records = (await admin.fleet.GetWorkerRecords(request, metadata=admin.metadata)).records
     assert [r.step for r in records] == [2, 3]
+    look = pool_pb2.GetWorkerPoolRequest(worker_id=str(worker.id))
+    refused = client.fleet.GetWorkerPool(look, metadata=client.metadata)
+    assert (await error_of(refused))[0] == grpc.StatusCode.PERMISSION_DENIED
+    pool = (await admin.fleet.GetWorkerPool(look, metadata=admin.metadata)).pool
+    assert (pool.step, pool.num_blocks, len(pool.cell_used)) == (3, 64, 64)
+    look = pool_pb2.GetWorkerPoolRequest(worker_id=str(dead.id))
+    refused = admin.fleet.GetWorkerPool(look, metadata=admin.metadata)
+    assert (await error_of(refused))[0] == grpc.StatusCode.UNAVAILABLE
     for worker_id in ("x", str(gateway.gateway.id)):
         request = gateway_pb2.GetWorkerRecordsRequest(worker_id=worker_id)
         refused = admin.fleet.GetWorkerRecords(request, metadata=admin.metadata)

@@ -15,7 +15,7 @@ from google.protobuf.any_pb2 import Any
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from octavo.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc, jobs_pb2, jobs_pb2_grpc, plan_pb2
+from octavo.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc, jobs_pb2, jobs_pb2_grpc, plan_pb2, pool_pb2
 
 TOKENS = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -206,6 +206,15 @@ class Gateway(
     def GetWorkerRecords(self, request, context):
         self._unary("GetWorkerRecords", context)
         return gateway_pb2.GetWorkerRecordsResponse()
+
+    def GetWorkerPool(self, request, context):
+        self._unary("GetWorkerPool", context)
+        owner = pool_pb2.PoolSequence(job_id="j", choice=1, phase="running", blocks=[2, 0])
+        return pool_pb2.GetWorkerPoolResponse(
+            pool=pool_pb2.Pool(
+                num_blocks=3, blocks_per_cell=1, cell_used=[1, 0, 1], cell_owner=[0, -1, 0], sequences=[owner]
+            )
+        )
 
 
 def abort_rich(context: grpc.ServicerContext, code: grpc.StatusCode, reason: str, message: str, hint: str = "") -> None:

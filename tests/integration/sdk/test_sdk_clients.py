@@ -222,6 +222,7 @@ def test_every_unary_call_has_a_deadline(both, gateway) -> None:
         ("plan_choices", []),
         ("workers", []),
         ("worker_records", ["w"]),
+        ("worker_pool", ["w"]),
     ):
         both.ask(one.address, method, *args)
     assert len(one.deadlines) >= 9 and all(d is not None and d <= 30.5 for d in one.deadlines)
@@ -233,6 +234,13 @@ def test_a_plan_is_asked_for_in_the_callers_words(both, gateway) -> None:
     assert (plan.model, plan.device, plan.ridge_batch, plan.least_tensor_parallel) == ("m", "H200", 7, None)
     assert both.ask(one.address, "plan_choices").devices == ("H200",)
     assert both.ask(one.address, "plan", "m", device="H200").ridge_batch is None
+
+
+def test_a_pool_is_read_with_who_holds_its_blocks(both, gateway) -> None:
+    pool = both.ask(gateway("a").address, "worker_pool", "w")
+    assert (pool.num_blocks, pool.cell_used, pool.cell_owner) == (3, (1, 0, 1), (0, -1, 0))
+    (sequence,) = pool.sequences
+    assert (sequence.job_id, sequence.choice, sequence.blocks) == ("j", 1, (2, 0))
 
 
 def test_lists_are_read_page_by_page_up_to_the_limit(both, gateway) -> None:

@@ -55,6 +55,7 @@ def _every_call() -> list[calls.Call]:
         calls_fleet.plan_choices(),
         calls.list_workers(include_dead=False),
         calls.worker_records("w", 0),
+        calls_fleet.worker_pool("w"),
     ]
 
 

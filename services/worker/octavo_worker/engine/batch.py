@@ -23,6 +23,11 @@ class Batch:
     num_decode_tokens: int = 0
     num_prompt_tokens: int = 0
     num_preempted: int = 0
+    # Of these, to host memory.
+    num_swapped: int = 0
+    # Tokens that rows begun here could have had from the cache, and had.
+    num_asked_tokens: int = 0
+    num_found_tokens: int = 0
 
     def take(self, row: RowPlan, *, decodes: bool) -> None:
         """Add a row; one that decodes has one known token, and its draft."""

@@ -170,6 +170,10 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
+    def view(self) -> tuple[tuple[int, ...], tuple[BlockId, ...]]:
+        """References of all blocks, and the cached ones, least recently used first: copies."""
+        return tuple(self._refs), tuple(self._cached)
+
     def num_refs(self, block: BlockId) -> int:
         """References to a block."""
         return self._refs[block]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from octavo_worker.engine.plan import NO_KV_DONE, NO_KV_OPS, BatchPlan, RowPlan, RowResult, StepResult
 from octavo_worker.engine.ports import Executor
 from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.engine.snapshot import Snapshot
 from octavo_worker.engine.types import Delta, Request, RequestId, SeqId, StepStats
 
 
@@ -41,6 +42,10 @@ class Engine:
     def stats(self) -> StepStats:
         """Figures of the last step and of the pool."""
         return self._scheduler.stats()
+
+    def snapshot(self) -> Snapshot:
+        """Who holds which block now; a copy."""
+        return self._scheduler.snapshot()
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books do not balance."""

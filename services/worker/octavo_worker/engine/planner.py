@@ -116,6 +116,7 @@ class Planner:
         first.story.events.append("preempted")
         self.displaced.append(first)
         if is_whole and self._swapper.store(unit):
+            batch.num_swapped += 1
             for seq in unit:
                 # The executor forgets the row; what is computed stays so.
                 seq.is_told, seq.num_told_blocks, seq.draft = False, 0, NO_DRAFT
@@ -158,6 +159,8 @@ class Planner:
             if self.roster.running or not self._dissolve_younger(seq):
                 return False
         self.roster.take(seq)
+        batch.num_asked_tokens += self._tables.num_matchable(seq) * self._tables.pool.block_size
+        batch.num_found_tokens += seq.num_computed
         story = seq.story
         if story.num_cached is None:
             story.num_cached = min(seq.num_computed, len(seq.request.prompt))

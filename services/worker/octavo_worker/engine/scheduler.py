@@ -18,6 +18,7 @@ from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.ports import ExitPolicy, KVPlanner, QueuePolicy
 from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import Phase, ended_at_arrival
+from octavo_worker.engine.snapshot import Snapshot, take_snapshot
 from octavo_worker.engine.styles import MixedSteps, Style
 from octavo_worker.engine.swapping import Swapper
 from octavo_worker.engine.tables import Tables
@@ -138,6 +139,10 @@ class Scheduler:
             num_decode_tokens=batch.num_decode_tokens,
             num_prompt_tokens=batch.num_prompt_tokens,
             num_preempted=batch.num_preempted,
+            num_rows=len(batch.rows),
+            num_swapped=batch.num_swapped,
+            num_asked_tokens=batch.num_asked_tokens,
+            num_found_tokens=batch.num_found_tokens,
         )
         return BatchPlan(step=self._step, rows=tuple(batch.rows.values()), kv=self._take_ops(batch), gone=gone)
 
@@ -184,6 +189,16 @@ class Scheduler:
             num_free_blocks=self._pool.num_free,
             num_cached_blocks=self._pool.num_cached,
             num_used_blocks=self._pool.num_used,
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Who holds which block now."""
+        return take_snapshot(
+            step=self._step,
+            pool=self._pool,
+            sequences=self._roster.known.values(),
+            num_host_slots=self._swapper.num_slots,
+            num_free_host_slots=self._swapper.num_free,
         )
 
     def check_integrity(self) -> None:

@@ -32,11 +32,7 @@ class Tables:
         without a preemption.
         """
         pool, num_known = self.pool, len(seq.tokens) if seq.goal is None else seq.goal
-        # The last known token is computed, for its logits; so never a hit on all of the blocks.
-        num_matchable = (num_known - 1 if seq.goal is None else num_known) // self._size
-        if self._must_score(seq):
-            num_matchable = 0
-        seals = pool.match(seq.key(index, self._size) for index in range(num_matchable))
+        seals = pool.match(seq.key(index, self._size) for index in range(self.num_matchable(seq)))
         ahead = self.lookahead if seq.goal is None else 0
         missing = pool.blocks_for(num_known + ahead) - len(seals)
         if not pool.can_alloc(missing + num_spare):
@@ -46,6 +42,13 @@ class Tables:
         seq.table = [*(seal.block for seal in seals), *pool.alloc(missing)]
         seq.num_computed = len(seals) * self._size
         return True
+
+    def num_matchable(self, seq: Sequence) -> int:
+        """Blocks of the beginning that could be cached."""
+        if self._must_score(seq):
+            return 0
+        # The last known token is computed, for its logits; so never a hit on all of the blocks.
+        return (len(seq.tokens) - 1 if seq.goal is None else seq.goal) // self._size
 
     @staticmethod
     def _must_score(seq: Sequence) -> bool:

@@ -184,6 +184,12 @@ class StepStats:
     num_waiting: int = 0
     # Preempted by this step.
     num_preempted: int = 0
+    num_rows: int = 0
+    # Of the preempted, those that went to host memory; the others are computed again.
+    num_swapped: int = 0
+    # Of sequences that began in this step: tokens that could have been in the prefix cache, and those that were.
+    num_asked_tokens: int = 0
+    num_found_tokens: int = 0
     # Blocks that hold nothing.
     num_free_blocks: int = 0
     # Blocks that hold content that no sequence uses now.

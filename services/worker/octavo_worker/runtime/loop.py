@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import structlog
 
 from octavo_common.clock import Clock
 from octavo_worker.engine.core import Engine
+from octavo_worker.engine.snapshot import Snapshot
 from octavo_worker.engine.types import AdmissionError, Delta, FinishReason, Request, RequestId, SeqId, StepStats
 
 log = structlog.get_logger(__name__)
@@ -32,7 +34,7 @@ class EngineLoop:
         self._engine = engine
         self._clock = clock
         self._wake = threading.Condition()
-        self._commands: deque[Request | RequestId] = deque()
+        self._commands: deque[Request | RequestId | Future[Snapshot]] = deque()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._busy = False
@@ -62,6 +64,12 @@ class EngineLoop:
         """End a request at any stage; an unknown one is no error."""
         self._command(request_id)
 
+    def snapshot(self) -> Future[Snapshot]:
+        """Who holds which block, between two steps. Never answered when the thread has ended: wait with a timeout."""
+        asked: Future[Snapshot] = Future()
+        self._command(asked)
+        return asked
+
     def stop(self, timeout_s: float | None = None) -> None:
         """End after the step that runs now, and wait for it."""
         with self._wake:
@@ -70,7 +78,7 @@ class EngineLoop:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _command(self, command: Request | RequestId) -> None:
+    def _command(self, command: Request | RequestId | Future[Snapshot]) -> None:
         with self._wake:
             if not self.has_work:
                 self._last_progress_s = self._clock.monotonic()
@@ -114,6 +122,11 @@ class EngineLoop:
     def _take_commands(self, on_deltas: OnDeltas) -> None:
         while self._commands:
             command = self._commands.popleft()
+            if isinstance(command, Future):
+                # Whoever asked may have gone.
+                if command.set_running_or_notify_cancel():
+                    command.set_result(self._engine.snapshot())
+                continue
             deltas = self._engine.abort(command) if isinstance(command, str) else self._add(command)
             if deltas:
                 on_deltas(deltas, self._engine.stats(), 0.0)
