@@ -90,7 +90,6 @@ class InputBuilder:
             scored_S += wants_S[: len(row.scored)]
             scored += [(row.id, asked) for asked in self._scored(row)]
             if len(row.scored) < len(wants_S):
-                assert len(wants_S) == len(row.scored) + 1, "nothing is drawn from positions before the last"
                 wanted_S.append(wants_S[-1])
                 wanted.append(row)
         return ForwardInputs(
