@@ -1,12 +1,12 @@
 """Beam search: against all sequences there are, against a naive one that scores from scratch, and in the engine."""
 
-import functools
 import itertools
 import math
 import random
 
 import pytest
 from fakes.engines import Bench, make_beams, make_request
+from fakes.naive_beams import expected_beams, naive_beams, tiny_after
 from fakes.tiny_executor import TinyExecutor, best_tokens, expected_output, logprob
 
 from octavo_worker.engine.beams import BeamSearch
@@ -43,29 +43,6 @@ def search(after, *, width, max_tokens, stop=(), **params):
     return found.hypotheses
 
 
-def naive(after, *, width, max_tokens, stop=(), length_penalty=1.0, early_stopping=False):
-    """Every extension of every beam, scored from its first token on; finished ones are kept apart."""
-
-    @functools.cache
-    def total(tokens):
-        return sum(after(tokens[:index])[token] for index, token in enumerate(tokens))
-
-    beams, finished = [()], []
-    for length in range(1, max_tokens + 1):
-        extended = [(*beam, token) for beam in beams for token in range(len(after(())))]
-        extended.sort(key=lambda tokens: -total(tokens))
-        ended = {tokens for tokens in extended if tokens[-1] in stop or length == max_tokens}
-        finished += [(total(t) / len(t) ** length_penalty, t) for t in extended[:width] if t in ended]
-        finished = sorted(finished, key=lambda pair: -pair[0])[:width]
-        beams = [tokens for tokens in extended if tokens not in ended][:width]
-        if not beams or (early_stopping is True and len(finished) == width):
-            break
-        longest = max_tokens if early_stopping is None and length_penalty > 0 else length
-        if len(finished) == width and total(beams[0]) / longest**length_penalty <= finished[-1][0]:
-            break
-    return finished
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_width_16_finds_the_best_of_all_64_sequences_of_three_tokens(seed):
     after = random_model(4, seed)
@@ -84,7 +61,7 @@ def test_the_search_is_that_of_a_naive_one_that_scores_from_scratch(width, stop,
         after = random_model(6, seed)
         rules = {"length_penalty": length_penalty, "early_stopping": early_stopping}
         found = search(after, width=width, max_tokens=7, stop=stop, **rules)
-        expected = naive(after, width=width, max_tokens=7, stop=stop, **rules)
+        expected = naive_beams(after, width=width, max_tokens=7, stop=stop, **rules)
         assert [hypothesis.tokens for hypothesis in found] == [tokens for _, tokens in expected]
         assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in expected])
         for hypothesis in found:
@@ -122,26 +99,8 @@ def test_log_probabilities_of_a_hypothesis_add_up_to_its_score():
 # In the engine
 
 
-def tiny_after(prompt):
-    @functools.cache
-    def after(prefix):
-        return dict(best_tokens([*prompt, *prefix], 97))
-
-    return after
-
-
 def check(bench, request, *, num_blocks=64):
-    params, beam = request.params, request.beam
-    shared = len(request.prompt) // 4
-    longest = (shared + (num_blocks - shared) // beam.width) * 4 - len(request.prompt)
-    expected = naive(
-        tiny_after(request.prompt),
-        width=beam.width,
-        max_tokens=min(params.max_tokens, longest),
-        stop=params.stop_token_ids,
-        length_penalty=beam.length_penalty,
-        early_stopping=beam.early_stopping,
-    )
+    expected = expected_beams(request, bench.limits, num_blocks=num_blocks, block_size=4)
     for place, (score, tokens) in enumerate(expected):
         outcome = bench.choices[SeqId(request.id, place)]
         assert (tuple(outcome.tokens), outcome.score) == (tokens, pytest.approx(score)), place

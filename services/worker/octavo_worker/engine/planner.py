@@ -136,7 +136,8 @@ class Planner:
 
     def admit(self, batch: Batch, *, whole_prompts: bool = False) -> None:
         """Start waiting units in order; the first that does not fit blocks those behind it."""
-        while (seq := self.roster.next()) is not None:
+        # Who was preempted is the first to come back; not in the step that took its blocks.
+        while not batch.num_preempted and (seq := self.roster.next()) is not None:
             if self.roster.num_rows + seq.num_rows > self.limits.max_sequences:
                 return
             if seq.parked:
@@ -174,8 +175,8 @@ class Planner:
         """Blocks that should be left for the rows that fork off it: their tails."""
         if seq.group is None or seq.goal is None:
             return seq.num_rows - 1
-        pool = self._tables.pool
-        return len(seq.group.members) * (pool.blocks_for(len(seq.tokens)) - pool.blocks_for(seq.goal))
+        pool, num_slots = self._tables.pool, len(seq.tokens) + self._tables.lookahead
+        return len(seq.group.members) * (pool.blocks_for(num_slots) - pool.blocks_for(seq.goal))
 
     def _load(self, seq: Sequence) -> bool:
         unit = seq.unit

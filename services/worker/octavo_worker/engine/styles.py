@@ -40,9 +40,7 @@ class MixedSteps:
         if batch.rows:
             batch.prompt_budget = min(batch.budget, planner.limits.max_prompt_tokens_beside_decode)
         _catch_up(batch, planner)
-        # Who was preempted is the first to come back; not in the step that took its blocks.
-        if not batch.num_preempted:
-            planner.admit(batch)
+        planner.admit(batch)
 
 
 class PhasedSteps:
