@@ -100,6 +100,35 @@ def test_a_reused_block_does_not_inherit_the_children_of_its_earlier_content():
     assert [seal.block for seal in pool.match([BlockKey(same, (3, 4)), BlockKey(same, (9, 9))])] == [parent]
 
 
+def test_a_block_that_outlives_its_parent_is_found_again_after_a_new_one_with_all_that_follows():
+    pool = BlockPool(6, 2)
+    keys = keys_of([1, 2], [3, 4], [5, 6])
+    blocks = pool.alloc(3)
+    seals = seal_all(pool, blocks, keys)
+    # The first block's content goes and is written again into another one; the others were held all the time.
+    pool.release([blocks[0]])
+    taken = pool.alloc(4)
+    parent = pool.seal(taken[0], keys[0], ROOT)
+    assert pool.seal(blocks[1], keys[1], parent) == seals[1]
+    assert pool.match(keys) == [parent, *seals[1:]]
+    pool.check_integrity([taken, blocks[1:], [taken[0], *blocks[1:]]])
+
+
+def test_a_block_is_retaken_only_in_the_life_that_is_meant():
+    pool = BlockPool(2, 2)
+    key = keys_of([1, 2])[0]
+    (block,) = pool.alloc(1)
+    seal = pool.seal(block, key, ROOT)
+    pool.release([block])
+    assert pool.retake(seal) and pool.num_refs(block) == 1
+    pool.release([block])
+    taken = pool.alloc(2)
+    assert not pool.retake(seal)
+    pool.seal(block, key, ROOT)
+    assert not pool.retake(seal)
+    pool.check_integrity([taken])
+
+
 def test_a_forked_block_goes_back_with_its_last_reference():
     pool = BlockPool(1, 2)
     (block,) = pool.alloc(1)

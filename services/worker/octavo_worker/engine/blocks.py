@@ -138,10 +138,19 @@ class BlockPool:
         known = self._index.get(entry)
         if known is not None:
             return known
-        assert block not in self._entries, "a block is sealed once in a life"
+        if block in self._entries:
+            return self._adopt(block, entry)
         self._num_lives += 1
         seal = Seal(block, self._num_lives)
         self._index[entry] = seal
+        self._entries[block] = entry
+        return seal
+
+    def _adopt(self, block: BlockId, entry: tuple[BlockKey, Seal]) -> Seal:
+        """Let a sealed block be found after another parent: that of its earlier one does not live any more."""
+        before = self._entries[block]
+        assert before[0] == entry[0], "a block has one content in a life"
+        seal = self._index[entry] = self._index.pop(before)
         self._entries[block] = entry
         return seal
 

@@ -41,6 +41,10 @@ def check_integrity(
         assert len(seq.table) >= pool.blocks_for(seq.num_computed), f"{seq.id} computed beyond its blocks"
         if seq.phase is Phase.RUNNING:
             assert len(seq.seals) == seq.num_computed // pool.block_size, f"{seq.id}: its full blocks are sealed"
+    for seq in known:
+        for index, key in enumerate(seq.keys):
+            tokens = seq.tokens[index * pool.block_size : (index + 1) * pool.block_size]
+            assert key.tokens == tuple(tokens), f"{seq.id} names block {index} by tokens of another sequence"
     _check_writers(pool, roster.running)
 
 

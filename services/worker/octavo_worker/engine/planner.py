@@ -87,8 +87,8 @@ class Planner:
         return True
 
     def _dissolve_younger(self, seq: Sequence) -> bool:
-        """Make the youngest unit in host memory give up what it has, if it is younger: it will be recomputed."""
-        youngest = next(self.roster.parked(), None)
+        """Make the youngest unit that waits with blocks in the pool give them up, if it is younger: to be recomputed."""
+        youngest = self.roster.keeping()
         if youngest is None or youngest.rank < seq.rank:
             return False
         self._dissolve(youngest)
@@ -181,10 +181,11 @@ class Planner:
     def _load(self, seq: Sequence) -> bool:
         unit = seq.unit
         while not self._swapper.load(unit):
-            if self.roster.running:
+            keeping = self.roster.keeping()
+            if self.roster.running or keeping is None:
                 return False
             # Nobody runs, so only those in host memory can hold what is missing, itself last.
-            self._dissolve(next(self.roster.parked()))
+            self._dissolve(keeping)
             if not seq.parked:
                 # Begun anew, in its turn.
                 return True

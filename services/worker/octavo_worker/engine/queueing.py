@@ -90,6 +90,7 @@ class FairQueue:
 
     # A generated token takes a step of its own, one of a prompt shares it with many.
     _OUTPUT_WEIGHT = 2
+    # Keys whose books are kept although nothing of theirs waits.
     _MAX_IDLE_KEYS = 1024
 
     def __init__(self, make_line: Callable[[], QueuePolicy]) -> None:
@@ -153,8 +154,10 @@ class FairQueue:
             return
         del self._lines[key]
         if len(self._served) > self._MAX_IDLE_KEYS + len(self._lines):
-            # Below the level it makes no difference whether a key is known.
-            self._served = {k: n for k, n in self._served.items() if k in self._lines or n > self._level}
+            # Those that were served least lose the least by being forgotten: they begin where others stand anyway.
+            idle = sorted((num, key) for key, num in self._served.items() if key not in self._lines)
+            for _, forgotten in idle[: len(idle) // 2]:
+                del self._served[forgotten]
 
 
 QUEUES: Mapping[str, Callable[[], QueuePolicy]] = {

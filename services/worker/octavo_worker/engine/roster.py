@@ -94,6 +94,10 @@ class Roster:
         """First sequences of units that lie in host memory, youngest first."""
         return (seq for seq in reversed(self.returning) if seq.parked)
 
+    def keeping(self) -> Sequence | None:
+        """The youngest of these that keeps blocks in the pool, because others held them, too."""
+        return next((seq for seq in self.parked() if any(b >= 0 for m in seq.unit for b in m.parked)), None)
+
     def age(self, step: int) -> None:
         """Let requests that have been here for long pass all that have not. Each is looked at once."""
         patience_steps = self.queue.patience_steps

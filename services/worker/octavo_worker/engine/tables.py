@@ -104,7 +104,8 @@ class Tables:
         num_blocks = self.pool.blocks_for(seq.num_computed)
         twin.table = [self.pool.fork(block) for block in seq.table[:num_blocks]]
         twin.seals = list(seq.seals)
-        twin.keys = list(seq.keys)
+        # Of what is shared only: a beam that starts over shares less than it knows.
+        twin.keys = seq.keys[: len(seq.seals)]
 
     def seal(self, seq: Sequence) -> None:
         """Make blocks findable that are full of computed, committed tokens."""
