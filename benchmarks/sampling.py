@@ -1,0 +1,117 @@
+"""Measures what choosing tokens takes of a decode step with 32 sequences, by way of choosing, in-process.
+
+Usage: python -m benchmarks.sampling MODEL [--ways top_p,greedy] [--precision auto] [--steps 40] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from engine import make_prompts
+from result import Check, Result, report
+
+from octavo_worker.engine.types import Request, SamplingParams
+from octavo_worker.plugins import build_engine
+from octavo_worker.runtime.build import BuiltEngine, EngineConfig
+from octavo_worker.verify.base import ScoredToken, WantedRow
+
+NUM_ROWS = 32
+MOST = 0.15
+SCHEMA = '{"type": "object", "properties": {"title": {"type": "string"}, "pages": {"type": "integer"}}}'
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top_p": {"temperature": 0.8, "top_p": 0.9},
+    "plain": {"temperature": 0.8},
+    "top_k": {"temperature": 0.8, "top_k": 40},
+    "min_p": {"temperature": 0.8, "min_p": 0.05},
+    "hot": {"temperature": 1.5, "top_p": 0.95},
+    "penalties": {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
+    "logprobs": {"temperature": 0.8, "top_p": 0.9, "num_logprobs": 5},
+    "schema": {"temperature": 0.8, "top_p": 0.9},
+}
+# Promised of these alone; the others are told.
+PROMISED = ("greedy", "top_p", "plain", "top_k", "min_p")
+
+
+class TimedVerifier:
+    """Notes how long each call takes; otherwise the one inside."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.spent_s = 0.0
+
+    def verify(self, rows: Sequence[WantedRow], logits_SV: Tensor) -> Any:
+        """The verdicts, timed."""
+        started = time.perf_counter()
+        try:
+            return self._inner.verify(rows, logits_SV)
+        finally:
+            self.spent_s += time.perf_counter() - started
+
+    def score(self, tokens: Sequence[ScoredToken], logits_SV: Tensor) -> Any:
+        """Log-probabilities of the prompt, which are no part of a decode step."""
+        return self._inner.score(tokens, logits_SV)
+
+
+def measure(built: BuiltEngine, timed: TimedVerifier, way: str, num_steps: int) -> tuple[float, float]:
+    """Seconds of a decode step, and of choosing tokens in it: the medians of the quicker half of the steps."""
+    values = dict(WAYS[way])
+    if way == "schema":
+        values["grammar"] = built.grammars.compile("json_schema", SCHEMA)
+        values["stop_token_ids"] = frozenset(built.eos_ids)
+    for number, prompt in enumerate(make_prompts(built, count=NUM_ROWS, num_tokens=128)):
+        params = SamplingParams(max_tokens=num_steps + 400, seed=number, **values)
+        built.engine.add(Request(id=f"{way}{number}", prompt=prompt, params=params))
+    found: list[tuple[float, float]] = []
+    while built.engine.has_work and len(found) < num_steps:
+        before, started = timed.spent_s, time.perf_counter()
+        built.engine.step()
+        step_s, stats = time.perf_counter() - started, built.engine.stats()
+        # Rows of documents end early.
+        if stats.num_prompt_tokens == 0 and stats.num_decode_tokens >= (1 if way == "schema" else NUM_ROWS):
+            found.append((step_s, (timed.spent_s - before) * NUM_ROWS / stats.num_decode_tokens))
+    for number in range(NUM_ROWS):
+        built.engine.abort(f"{way}{number}")
+    while built.engine.has_work:
+        built.engine.step()
+    quick = sorted(found)[: max(1, len(found) // 2)]
+    return statistics.median(step_s for step_s, _ in quick), statistics.median(spent_s for _, spent_s in quick)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    built = build_engine(EngineConfig(model_path=args.model, num_threads=args.threads, precision=args.precision))
+    executor: Any = built.engine._executor  # the only place where choosing is apart from the rest
+    timed = executor._verifier = TimedVerifier(executor._verifier)
+    figures: dict[str, float] = {}
+    checks: list[Check] = []
+    for way in args.ways.split(","):
+        step_s, spent_s = measure(built, timed, way, args.steps)
+        figures |= {f"{way}_step_ms": step_s * 1e3, f"{way}_sampling_ms": spent_s * 1e3}
+        if way in PROMISED:
+            checks.append(Check(name=f"{way}: sampling / decode step", value=spent_s / step_s, at_most=MOST))
+    settings = {"model": built.card.name, "numerics_id": built.card.numerics_id, "num_rows": NUM_ROWS}
+    return report(
+        Result(benchmark="sampling", settings=settings, figures=figures, checks=tuple(checks)),
+        args.json,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
