@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from octavo_ui.views import jobs, plan, prompt, workers
+from octavo_ui.views import engine, jobs, plan, prompt, workers
 
 
 def main() -> None:
@@ -21,6 +21,7 @@ def main() -> None:
         ask,
         st.Page(jobs.page, title="Jobs", icon=":material/list_alt:", url_path="jobs"),
         st.Page(workers.page, title="Workers", icon=":material/memory:", url_path="workers"),
+        st.Page(engine.page, title="Engine", icon=":material/grid_view:", url_path="engine"),
         st.Page(plan.page, title="Plan", icon=":material/calculate:", url_path="plan"),
     ]
     st.navigation(pages).run()

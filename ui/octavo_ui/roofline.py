@@ -13,6 +13,9 @@ from octavo_ui.figures import count, duration
 PROMPT, DECODE, CHOSEN = "prompt", "decode, by batch", "decode, the batch asked for"
 _KINDS, _COLOURS = (PROMPT, DECODE, CHOSEN), ("#d08a2e", "#3b6ea8", "#b3372f")
 _INK = "#57606a"
+_LEGEND = alt.Legend(title=None, orient="bottom", labelLimit=240)
+# A label needs so much room, as a ratio of intensities.
+_ROOM = 1.3
 
 
 def roofline(plan: ModelPlan) -> alt.LayerChart | alt.FacetChart:
@@ -25,8 +28,19 @@ def roofline(plan: ModelPlan) -> alt.LayerChart | alt.FacetChart:
         {"intensity": plan.ridge, "rate": plan.peak},
         {"intensity": high, "rate": plan.peak},
     ]
-    x = alt.X("intensity:Q", scale=alt.Scale(type="log", domain=[low, high]), title="operations a byte")
-    y = alt.Y("rate:Q", scale=alt.Scale(type="log"), title="operations a second", axis=alt.Axis(format="~s"))
+    rates = [low * plan.bandwidth, plan.peak]
+    x = alt.X(
+        "intensity:Q",
+        scale=alt.Scale(type="log", domain=[low, high]),
+        title="operations a byte",
+        axis=alt.Axis(format="~s", values=_powers(low, high)),
+    )
+    y = alt.Y(
+        "rate:Q",
+        scale=alt.Scale(type="log"),
+        title="operations a second",
+        axis=alt.Axis(format="~s", values=_powers(*rates)),
+    )
     line = alt.Chart(alt.Data(values=roof)).mark_line(color=_INK, strokeWidth=2).encode(x=x, y=y)
     ridge = (
         alt.Chart(alt.Data(values=[{"intensity": plan.ridge, "label": f"ridge {plan.ridge:.0f}"}]))
@@ -39,12 +53,12 @@ def roofline(plan: ModelPlan) -> alt.LayerChart | alt.FacetChart:
         .encode(
             x="intensity:Q",
             y="rate:Q",
-            color=alt.Color("kind:N", scale=alt.Scale(domain=list(_KINDS), range=list(_COLOURS)), title=None),
+            color=alt.Color("kind:N", scale=alt.Scale(domain=list(_KINDS), range=list(_COLOURS)), legend=_LEGEND),
             tooltip=["kind:N", "batch:Q", "bound:N", "intensity:Q", "least time:N", "tokens/s at most:N"],
         )
     )
     labels = (
-        alt.Chart(alt.Data(values=[row for row in steps if row["kind"] == DECODE]))
+        alt.Chart(alt.Data(values=_apart([row for row in steps if row["kind"] == DECODE])))
         .mark_text(align="left", dx=7, dy=9, fontSize=11, color=_INK)
         .encode(x="intensity:Q", y="rate:Q", text="batch:Q")
     )
@@ -59,7 +73,7 @@ def ceilings(plan: ModelPlan) -> alt.Chart:
     ]
     return (
         alt.Chart(alt.Data(values=rows))
-        .mark_line(point=True, color=_COLOURS[1])
+        .mark_line(point=alt.OverlayMarkDef(color=_COLOURS[1]), color=_COLOURS[1])
         .encode(
             x=alt.X("batch:Q", scale=alt.Scale(type="log", base=2), title="sequences in the batch"),
             y=alt.Y("tokens/s:Q", title="tokens/s at most"),
@@ -67,6 +81,20 @@ def ceilings(plan: ModelPlan) -> alt.Chart:
         )
         .properties(height=360)
     )
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """Powers of ten in a range."""
+    return [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+
+
+def _apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the rows, in rising order, whose labels do not lie on each other."""
+    shown: list[dict[str, Any]] = []
+    for row in rows:
+        if not shown or row["intensity"] > shown[-1]["intensity"] * _ROOM:
+            shown.append(row)
+    return shown
 
 
 def _steps(plan: ModelPlan) -> list[dict[str, Any]]:

@@ -58,10 +58,12 @@ def _show(plan: ModelPlan) -> None:
         "Sequences that fit": f"{plan.num_sequences:,}",
         "First token after": duration(plan.prefill.time_s),
         "Token after token": duration(plan.decode.time_s),
-        "Tokens/s at most": f"{plan.decode.tokens_per_s:.4g}",
+        "Tokens/s at most": count(plan.decode.tokens_per_s),
+        "Fewest devices": str(plan.least_tensor_parallel or "none holds it"),
     }
-    for column, (name, value) in zip(st.columns(len(figures)), figures.items(), strict=True):
-        column.metric(name, value)
+    places = st.columns(4)
+    for number, (name, value) in enumerate(figures.items()):
+        places[number % 4].metric(name, value)
     for note in plan.notes:
         st.warning(note)
     left, right = st.columns(2)
@@ -73,11 +75,10 @@ def _show(plan: ModelPlan) -> None:
         [_row("prompt", plan.prefill), *(_row("decode", step) for step in plan.decode_by_batch)], hide_index=True
     )
     bound = f"from a batch of {plan.ridge_batch} on" if plan.ridge_batch else "at no batch"
-    least = plan.least_tensor_parallel or "no number of devices holds it"
     st.caption(
         f"{plan.model}: {count(plan.num_parameters)} parameters in {plan.precision}, keys and values in "
         f"{plan.kv_format}. Figures are of one device and floors: every byte moves once, nothing else is counted. "
-        f"Decoding looks at {plan.decode_context} tokens and is bound by compute {bound}. Fewest devices: {least}. "
+        f"Decoding looks at {plan.decode_context} tokens and is bound by compute {bound}. "
         f"A request takes at least {duration(plan.request_s)}."
     )
 
