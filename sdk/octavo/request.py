@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from octavo.errors import InvalidArgumentError
 from octavo.sampling import beam_search
 from octavo.sampling import sampling as build_sampling
+from octavo.structured import structured_output
 from octavo.v1 import gateway_pb2
 
 _SAMPLING_NAMES = frozenset(build_sampling.__kwdefaults__ or {})
@@ -32,6 +33,11 @@ def generation(
     beam_width: int | None = None,
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
+    json_schema: Mapping[str, Any] | str | None = None,
+    json_object: bool = False,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    grammar: str | None = None,
     detach: bool = False,
     **sampling: Any,
 ) -> gateway_pb2.Generation:
@@ -40,7 +46,8 @@ def generation(
     ``n`` answers are generated, each in chunks of its own (``Chunk.choice``); of ``best_of`` the n with the best mean
     log-probability come at the end. ``beam_width`` searches instead of sampling; the n best come at the end, by their
     sum of log-probabilities / generated tokens ** ``length_penalty``; ``early_stopping`` is False, True or "never".
-    What is not named here says how tokens are chosen: see ``octavo.sampling.sampling``.
+    The whole answer follows one of ``json_schema``, ``json_object``, ``regex``, ``choice`` and ``grammar`` (GBNF or
+    Lark). What is not named here says how tokens are chosen: see ``octavo.sampling.sampling``.
 
     Raises InvalidArgumentError unless exactly one of prompt, messages and token_ids is given, and for values that
     do not fit the message's types.
@@ -67,6 +74,11 @@ def generation(
         if beam_width is not None:
             search = beam_search(beam_width, length_penalty=length_penalty, early_stopping=early_stopping)
             built.beam_search.CopyFrom(search)
+        structured = structured_output(
+            json_schema=json_schema, json_object=json_object, regex=regex, choice=choice, grammar=grammar
+        )
+        if structured is not None:
+            built.structured_output.CopyFrom(structured)
         if prompt is not None:
             built.prompt = prompt
         elif messages is not None:

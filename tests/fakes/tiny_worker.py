@@ -23,6 +23,7 @@ from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.app import Served, run
 from octavo_worker.engine.types import Request, SamplingParams, StepStats
+from octavo_worker.intake.grammars import NoGrammars
 from octavo_worker.settings import WorkerSettings
 
 TOKEN = "internal-token"
@@ -50,6 +51,8 @@ class TinyWorker:
     num_blocks: int = 64
     block_size: int = 4
     bad: set[int] = field(default_factory=set)
+    # What compiles grammars; the tiny engine follows none.
+    grammars: Any = field(default_factory=NoGrammars)
 
     def __post_init__(self):
         self.executor = PacedExecutor(num_blocks=self.num_blocks, block_size=self.block_size, fails=self._fails)
@@ -83,7 +86,7 @@ class TinyWorker:
             num_blocks=self.num_blocks,
             vocab_size=VOCAB_SIZE,
         )
-        served = Served(engine=self.bench.engine, card=card, bundle=self.bundle, eos_ids=())
+        served = Served(engine=self.bench.engine, card=card, bundle=self.bundle, eos_ids=(), grammars=self.grammars)
         values = {"database_url": self.dsn, "internal_token": TOKEN, "log_level": "error", "poll_s": 0.5}
         settings = WorkerSettings(**{**values, **self.changes})
         await self.processes.register(NewProcess(id=self.gateway_id, role="gateway", lease_s=600))

@@ -30,17 +30,17 @@ from octavo.v1 import pool_pb2 as octavo_dot_v1_dot_pool__pb2
 from octavo.v1 import worker_pb2 as octavo_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17octavo/v1/gateway.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16octavo/v1/common.proto\x1a\x14octavo/v1/plan.proto\x1a\x14octavo/v1/pool.proto\x1a\x16octavo/v1/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\tChatInput\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xaf\x03\n\nGeneration\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.octavo.v1.ChatInputH\x00\x12\'\n\x06tokens\x18\x04 \x01(\x0b\x32\x15.octavo.v1.TokenInputH\x00\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.octavo.v1.Sampling\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fidempotency_key\x18\x08 \x01(\t\x12.\n\ron_disconnect\x18\t \x01(\x0e\x32\x17.octavo.v1.OnDisconnect\x12\x10\n\x08\x66\x61ir_key\x18\n \x01(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12\x0c\n\x04\x65\x63ho\x18\x0c \x01(\x08\x12\t\n\x01n\x18\r \x01(\x05\x12\x0f\n\x07\x62\x65st_of\x18\x0e \x01(\x05\x12*\n\x0b\x62\x65\x61m_search\x18\x0f \x01(\x0b\x32\x15.octavo.v1.BeamSearchB\x07\n\x05input\"}\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x18.octavo.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"<\n\x0fGenerateRequest\x12)\n\ngeneration\x18\x01 \x01(\x0b\x32\x15.octavo.v1.Generation\"=\n\x10GenerateResponse\x12)\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1a.octavo.v1.GenerationEvent\"D\n\x17SubmitGenerationRequest\x12)\n\ngeneration\x18\x01 \x01(\x0b\x32\x15.octavo.v1.Generation\";\n\x18SubmitGenerationResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"\x93\x01\n\x17ResumeGenerationRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12.\n\ron_disconnect\x18\x03 \x01(\x0e\x32\x17.octavo.v1.OnDisconnect\x12%\n\x06others\x18\x04 \x03(\x0b\x32\x15.octavo.v1.TokenInput\"E\n\x18ResumeGenerationResponse\x12)\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1a.octavo.v1.GenerationEvent\"\x95\x01\n\x0fGenerationEvent\x12\'\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x13.octavo.v1.AcceptedH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.octavo.v1.TokenChunkH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.octavo.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x9b\x01\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bnum_choices\x18\x06 \x01(\x05\"\xb1\x01\n\nTokenChunk\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x31\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\x05\"\x82\x01\n\x08\x46inished\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Usage\x12%\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x14.octavo.v1.ChoiceEnd\"\xae\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x1b\n\x13max_sequence_tokens\x18\x04 \x01(\x05\x12\x14\n\x0cnumerics_ids\x18\x05 \x03(\t\x12\x13\n\x0bnum_workers\x18\x06 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Model\"\xe1\x02\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x07 \x01(\t\x12\x13\n\x0bnum_running\x18\x08 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\t \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\n \x01(\x05\x12\x18\n\x10num_total_blocks\x18\x0b \x01(\x05\x12\x10\n\x08max_jobs\x18\x0c \x01(\x05\x12\x30\n\rheartbeat_age\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\x12\r\n\x05\x61live\x18\x0f \x01(\x08\x12\x17\n\x0fmetrics_address\x18\x10 \x01(\t\x12\x12\n\nblock_size\x18\x11 \x01(\x05\"*\n\x12ListWorkersRequest\x12\x14\n\x0cinclude_dead\x18\x01 \x01(\x08\"9\n\x13ListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.octavo.v1.Worker\"@\n\x17GetWorkerRecordsRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nafter_step\x18\x02 \x01(\x03\"B\n\x18GetWorkerRecordsResponse\x12&\n\x07records\x18\x01 \x03(\x0b\x32\x15.octavo.v1.StepRecord*a\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x18\n\x14ON_DISCONNECT_DETACH\x10\x02*\x82\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x19\n\x15\x45\x41RLY_STOPPING_ALWAYS\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03\x32\x96\x02\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12[\n\x10SubmitGeneration\x12\".octavo.v1.SubmitGenerationRequest\x1a#.octavo.v1.SubmitGenerationResponse\x12]\n\x10ResumeGeneration\x12\".octavo.v1.ResumeGenerationRequest\x1a#.octavo.v1.ResumeGenerationResponse0\x01\x32\xa1\x01\n\x0cModelService\x12I\n\nListModels\x12\x1c.octavo.v1.ListModelsRequest\x1a\x1d.octavo.v1.ListModelsResponse\x12\x46\n\tPlanModel\x12\x1b.octavo.v1.PlanModelRequest\x1a\x1c.octavo.v1.PlanModelResponse2\x8d\x02\n\x0c\x46leetService\x12L\n\x0bListWorkers\x12\x1d.octavo.v1.ListWorkersRequest\x1a\x1e.octavo.v1.ListWorkersResponse\x12[\n\x10GetWorkerRecords\x12\".octavo.v1.GetWorkerRecordsRequest\x1a#.octavo.v1.GetWorkerRecordsResponse\x12R\n\rGetWorkerPool\x12\x1f.octavo.v1.GetWorkerPoolRequest\x1a .octavo.v1.GetWorkerPoolResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17octavo/v1/gateway.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16octavo/v1/common.proto\x1a\x14octavo/v1/plan.proto\x1a\x14octavo/v1/pool.proto\x1a\x16octavo/v1/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\tChatInput\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xe7\x03\n\nGeneration\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.octavo.v1.ChatInputH\x00\x12\'\n\x06tokens\x18\x04 \x01(\x0b\x32\x15.octavo.v1.TokenInputH\x00\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.octavo.v1.Sampling\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fidempotency_key\x18\x08 \x01(\t\x12.\n\ron_disconnect\x18\t \x01(\x0e\x32\x17.octavo.v1.OnDisconnect\x12\x10\n\x08\x66\x61ir_key\x18\n \x01(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12\x0c\n\x04\x65\x63ho\x18\x0c \x01(\x08\x12\t\n\x01n\x18\r \x01(\x05\x12\x0f\n\x07\x62\x65st_of\x18\x0e \x01(\x05\x12*\n\x0b\x62\x65\x61m_search\x18\x0f \x01(\x0b\x32\x15.octavo.v1.BeamSearch\x12\x36\n\x11structured_output\x18\x10 \x01(\x0b\x32\x1b.octavo.v1.StructuredOutputB\x07\n\x05input\"\x96\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12(\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x16.octavo.v1.TextChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"\x1c\n\x0bTextChoices\x12\r\n\x05texts\x18\x01 \x03(\t\"}\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x18.octavo.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"<\n\x0fGenerateRequest\x12)\n\ngeneration\x18\x01 \x01(\x0b\x32\x15.octavo.v1.Generation\"=\n\x10GenerateResponse\x12)\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1a.octavo.v1.GenerationEvent\"D\n\x17SubmitGenerationRequest\x12)\n\ngeneration\x18\x01 \x01(\x0b\x32\x15.octavo.v1.Generation\";\n\x18SubmitGenerationResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"\x93\x01\n\x17ResumeGenerationRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12.\n\ron_disconnect\x18\x03 \x01(\x0e\x32\x17.octavo.v1.OnDisconnect\x12%\n\x06others\x18\x04 \x03(\x0b\x32\x15.octavo.v1.TokenInput\"E\n\x18ResumeGenerationResponse\x12)\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1a.octavo.v1.GenerationEvent\"\x95\x01\n\x0fGenerationEvent\x12\'\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x13.octavo.v1.AcceptedH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.octavo.v1.TokenChunkH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.octavo.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x9b\x01\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bnum_choices\x18\x06 \x01(\x05\"\xb1\x01\n\nTokenChunk\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x31\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\x05\"\x82\x01\n\x08\x46inished\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Usage\x12%\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x14.octavo.v1.ChoiceEnd\"\xae\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x1b\n\x13max_sequence_tokens\x18\x04 \x01(\x05\x12\x14\n\x0cnumerics_ids\x18\x05 \x03(\t\x12\x13\n\x0bnum_workers\x18\x06 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Model\"\xe1\x02\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x07 \x01(\t\x12\x13\n\x0bnum_running\x18\x08 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\t \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\n \x01(\x05\x12\x18\n\x10num_total_blocks\x18\x0b \x01(\x05\x12\x10\n\x08max_jobs\x18\x0c \x01(\x05\x12\x30\n\rheartbeat_age\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\x12\r\n\x05\x61live\x18\x0f \x01(\x08\x12\x17\n\x0fmetrics_address\x18\x10 \x01(\t\x12\x12\n\nblock_size\x18\x11 \x01(\x05\"*\n\x12ListWorkersRequest\x12\x14\n\x0cinclude_dead\x18\x01 \x01(\x08\"9\n\x13ListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.octavo.v1.Worker\"@\n\x17GetWorkerRecordsRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nafter_step\x18\x02 \x01(\x03\"B\n\x18GetWorkerRecordsResponse\x12&\n\x07records\x18\x01 \x03(\x0b\x32\x15.octavo.v1.StepRecord*a\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x18\n\x14ON_DISCONNECT_DETACH\x10\x02*\x82\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x19\n\x15\x45\x41RLY_STOPPING_ALWAYS\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03\x32\x96\x02\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12[\n\x10SubmitGeneration\x12\".octavo.v1.SubmitGenerationRequest\x1a#.octavo.v1.SubmitGenerationResponse\x12]\n\x10ResumeGeneration\x12\".octavo.v1.ResumeGenerationRequest\x1a#.octavo.v1.ResumeGenerationResponse0\x01\x32\xa1\x01\n\x0cModelService\x12I\n\nListModels\x12\x1c.octavo.v1.ListModelsRequest\x1a\x1d.octavo.v1.ListModelsResponse\x12\x46\n\tPlanModel\x12\x1b.octavo.v1.PlanModelRequest\x1a\x1c.octavo.v1.PlanModelResponse2\x8d\x02\n\x0c\x46leetService\x12L\n\x0bListWorkers\x12\x1d.octavo.v1.ListWorkersRequest\x1a\x1e.octavo.v1.ListWorkersResponse\x12[\n\x10GetWorkerRecords\x12\".octavo.v1.GetWorkerRecordsRequest\x1a#.octavo.v1.GetWorkerRecordsResponse\x12R\n\rGetWorkerPool\x12\x1f.octavo.v1.GetWorkerPoolRequest\x1a .octavo.v1.GetWorkerPoolResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ONDISCONNECT']._serialized_start=2831
-  _globals['_ONDISCONNECT']._serialized_end=2928
-  _globals['_EARLYSTOPPING']._serialized_start=2931
-  _globals['_EARLYSTOPPING']._serialized_end=3061
+  _globals['_ONDISCONNECT']._serialized_start=3070
+  _globals['_ONDISCONNECT']._serialized_end=3167
+  _globals['_EARLYSTOPPING']._serialized_start=3170
+  _globals['_EARLYSTOPPING']._serialized_end=3300
   _globals['_CHATMESSAGE']._serialized_start=195
   _globals['_CHATMESSAGE']._serialized_end=239
   _globals['_CHATINPUT']._serialized_start=241
@@ -48,49 +48,53 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENINPUT']._serialized_start=296
   _globals['_TOKENINPUT']._serialized_end=321
   _globals['_GENERATION']._serialized_start=324
-  _globals['_GENERATION']._serialized_end=755
-  _globals['_BEAMSEARCH']._serialized_start=757
-  _globals['_BEAMSEARCH']._serialized_end=882
-  _globals['_GENERATEREQUEST']._serialized_start=884
-  _globals['_GENERATEREQUEST']._serialized_end=944
-  _globals['_GENERATERESPONSE']._serialized_start=946
-  _globals['_GENERATERESPONSE']._serialized_end=1007
-  _globals['_SUBMITGENERATIONREQUEST']._serialized_start=1009
-  _globals['_SUBMITGENERATIONREQUEST']._serialized_end=1077
-  _globals['_SUBMITGENERATIONRESPONSE']._serialized_start=1079
-  _globals['_SUBMITGENERATIONRESPONSE']._serialized_end=1138
-  _globals['_RESUMEGENERATIONREQUEST']._serialized_start=1141
-  _globals['_RESUMEGENERATIONREQUEST']._serialized_end=1288
-  _globals['_RESUMEGENERATIONRESPONSE']._serialized_start=1290
-  _globals['_RESUMEGENERATIONRESPONSE']._serialized_end=1359
-  _globals['_GENERATIONEVENT']._serialized_start=1362
-  _globals['_GENERATIONEVENT']._serialized_end=1511
-  _globals['_ACCEPTED']._serialized_start=1514
-  _globals['_ACCEPTED']._serialized_end=1669
-  _globals['_TOKENCHUNK']._serialized_start=1672
-  _globals['_TOKENCHUNK']._serialized_end=1849
-  _globals['_FINISHED']._serialized_start=1852
-  _globals['_FINISHED']._serialized_end=1982
-  _globals['_MODEL']._serialized_start=1985
-  _globals['_MODEL']._serialized_end=2159
-  _globals['_LISTMODELSREQUEST']._serialized_start=2161
-  _globals['_LISTMODELSREQUEST']._serialized_end=2180
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2182
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2236
-  _globals['_WORKER']._serialized_start=2239
-  _globals['_WORKER']._serialized_end=2592
-  _globals['_LISTWORKERSREQUEST']._serialized_start=2594
-  _globals['_LISTWORKERSREQUEST']._serialized_end=2636
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=2638
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=2695
-  _globals['_GETWORKERRECORDSREQUEST']._serialized_start=2697
-  _globals['_GETWORKERRECORDSREQUEST']._serialized_end=2761
-  _globals['_GETWORKERRECORDSRESPONSE']._serialized_start=2763
-  _globals['_GETWORKERRECORDSRESPONSE']._serialized_end=2829
-  _globals['_GENERATIONSERVICE']._serialized_start=3064
-  _globals['_GENERATIONSERVICE']._serialized_end=3342
-  _globals['_MODELSERVICE']._serialized_start=3345
-  _globals['_MODELSERVICE']._serialized_end=3506
-  _globals['_FLEETSERVICE']._serialized_start=3509
-  _globals['_FLEETSERVICE']._serialized_end=3778
+  _globals['_GENERATION']._serialized_end=811
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=814
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=964
+  _globals['_TEXTCHOICES']._serialized_start=966
+  _globals['_TEXTCHOICES']._serialized_end=994
+  _globals['_BEAMSEARCH']._serialized_start=996
+  _globals['_BEAMSEARCH']._serialized_end=1121
+  _globals['_GENERATEREQUEST']._serialized_start=1123
+  _globals['_GENERATEREQUEST']._serialized_end=1183
+  _globals['_GENERATERESPONSE']._serialized_start=1185
+  _globals['_GENERATERESPONSE']._serialized_end=1246
+  _globals['_SUBMITGENERATIONREQUEST']._serialized_start=1248
+  _globals['_SUBMITGENERATIONREQUEST']._serialized_end=1316
+  _globals['_SUBMITGENERATIONRESPONSE']._serialized_start=1318
+  _globals['_SUBMITGENERATIONRESPONSE']._serialized_end=1377
+  _globals['_RESUMEGENERATIONREQUEST']._serialized_start=1380
+  _globals['_RESUMEGENERATIONREQUEST']._serialized_end=1527
+  _globals['_RESUMEGENERATIONRESPONSE']._serialized_start=1529
+  _globals['_RESUMEGENERATIONRESPONSE']._serialized_end=1598
+  _globals['_GENERATIONEVENT']._serialized_start=1601
+  _globals['_GENERATIONEVENT']._serialized_end=1750
+  _globals['_ACCEPTED']._serialized_start=1753
+  _globals['_ACCEPTED']._serialized_end=1908
+  _globals['_TOKENCHUNK']._serialized_start=1911
+  _globals['_TOKENCHUNK']._serialized_end=2088
+  _globals['_FINISHED']._serialized_start=2091
+  _globals['_FINISHED']._serialized_end=2221
+  _globals['_MODEL']._serialized_start=2224
+  _globals['_MODEL']._serialized_end=2398
+  _globals['_LISTMODELSREQUEST']._serialized_start=2400
+  _globals['_LISTMODELSREQUEST']._serialized_end=2419
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2421
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2475
+  _globals['_WORKER']._serialized_start=2478
+  _globals['_WORKER']._serialized_end=2831
+  _globals['_LISTWORKERSREQUEST']._serialized_start=2833
+  _globals['_LISTWORKERSREQUEST']._serialized_end=2875
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=2877
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=2934
+  _globals['_GETWORKERRECORDSREQUEST']._serialized_start=2936
+  _globals['_GETWORKERRECORDSREQUEST']._serialized_end=3000
+  _globals['_GETWORKERRECORDSRESPONSE']._serialized_start=3002
+  _globals['_GETWORKERRECORDSRESPONSE']._serialized_end=3068
+  _globals['_GENERATIONSERVICE']._serialized_start=3303
+  _globals['_GENERATIONSERVICE']._serialized_end=3581
+  _globals['_MODELSERVICE']._serialized_start=3584
+  _globals['_MODELSERVICE']._serialized_end=3745
+  _globals['_FLEETSERVICE']._serialized_start=3748
+  _globals['_FLEETSERVICE']._serialized_end=4017
 # @@protoc_insertion_point(module_scope)

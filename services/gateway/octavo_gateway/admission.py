@@ -136,6 +136,7 @@ def _new_job(
         **_steering(request.steering, prepared),
         include_stop=request.include_stop,
         **asdict(request.answers),
+        grammar=request.grammar,
         echo=request.echo,
         operation=request.operation,
     )

@@ -46,6 +46,7 @@ def raw_request(message: gateway_pb2.Generation) -> RawRequest:
         n=message.n or 1,
         best_of=message.best_of or None,
         beam=_beam(message.beam_search) if message.HasField("beam_search") else None,
+        structured=_structured(message.structured_output),
         priority=message.priority,
         timeout_s=seconds(message.timeout) if message.HasField("timeout") else None,
         idempotency_key=message.idempotency_key,
@@ -54,6 +55,15 @@ def raw_request(message: gateway_pb2.Generation) -> RawRequest:
         cache_salt=message.cache_salt,
         echo=message.echo,
     )
+
+
+def _structured(message: gateway_pb2.StructuredOutput) -> list[tuple[str, Any]]:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return []
+    if kind == "choice":
+        return [("choice", list(message.choice.texts))]
+    return [("ebnf" if kind == "grammar" else kind, getattr(message, kind))]
 
 
 def _logprobs_mode(value: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 Operation = Literal["chat", "text_completion"]
 
@@ -64,6 +64,8 @@ class RequestLimits:
     max_allowed_tokens: int = 16384
     max_choices: int = 16
     max_logprobs: int = 20
+    max_grammar_chars: int = 65536
+    max_text_choices: int = 1024
     max_name_chars: int = 255
     max_priority: int = 100
     max_timeout_s: float = 7 * 86400.0
@@ -111,6 +113,8 @@ class RawRequest:
     n: int = 1
     best_of: int | None = None
     beam: Beam | None = None
+    # Kinds of structured output with what was said of each; more than one is refused.
+    structured: Sequence[tuple[str, Any]] = ()
     priority: int = 0
     timeout_s: float | None = None
     idempotency_key: str = ""
@@ -170,6 +174,8 @@ class ValidRequest:
     steering: Steering
     include_stop: bool
     answers: Answers
+    # (kind, text) as in GenerationSpec.
+    grammar: tuple[str, str] | None
     priority: int
     timeout_s: float | None
     idempotency_key: str | None

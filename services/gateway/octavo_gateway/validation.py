@@ -31,6 +31,7 @@ from octavo_gateway.requests import (
     ValidRequest,
 )
 from octavo_gateway.steering import steering
+from octavo_gateway.structured import grammar
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 
@@ -55,6 +56,7 @@ def validate(raw: RawRequest, limits: RequestLimits | None = None) -> ValidReque
         steering=steering(raw, bounds),
         include_stop=check_flag(raw.include_stop, "include_stop"),
         answers=answers(raw, bounds),
+        grammar=grammar(raw.structured, bounds),
         priority=check_whole(raw.priority, "priority", -bounds.max_priority, bounds.max_priority),
         timeout_s=_timeout(raw.timeout_s, bounds),
         idempotency_key=check_name(raw.idempotency_key, "idempotency_key", bounds.max_name_chars) or None,

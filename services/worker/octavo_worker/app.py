@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -34,6 +34,7 @@ from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.engine.core import Engine
 from octavo_worker.engine.types import Delta, StepStats
+from octavo_worker.intake.grammars import Compiles, NoGrammars
 from octavo_worker.intake.heartbeat import Heartbeat
 from octavo_worker.intake.intake import Intake
 from octavo_worker.intake.meters import Meters
@@ -62,6 +63,7 @@ class Served:
     card: ModelCard
     bundle: TokenizerBundle
     eos_ids: tuple[int, ...]
+    grammars: Compiles = field(default_factory=NoGrammars)
 
 
 Build = Callable[[WorkerSettings], Served]
@@ -94,7 +96,9 @@ def build_served(settings: WorkerSettings) -> Served:
     if reason := why_single_threaded():
         log.warning("kernels.single_threaded", reason=reason)
     keep_objects()
-    return Served(engine=built.engine, card=built.card, bundle=built.bundle, eos_ids=built.eos_ids)
+    return Served(
+        engine=built.engine, card=built.card, bundle=built.bundle, eos_ids=built.eos_ids, grammars=built.grammars
+    )
 
 
 async def run(settings: WorkerSettings, build: Build = build_served, *, lifecycle: Lifecycle | None = None) -> int:
@@ -236,6 +240,7 @@ class _Worker:
             tokenizer=tokenizer,
             eos_ids=served.eos_ids,
             card=served.card,
+            grammars=served.grammars,
             max_jobs=self._settings.max_jobs,
             book=self._book,
             records=self._records,

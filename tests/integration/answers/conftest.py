@@ -23,12 +23,18 @@ def telemetry() -> Iterator[setup.Telemetry]:
 
 
 @pytest.fixture
-async def platform(pg_dsn: str, telemetry: setup.Telemetry) -> AsyncIterator[Platform]:
+async def empty_world(pg_dsn: str, telemetry: setup.Telemetry) -> AsyncIterator[World]:
+    """A database with keys, and no process yet."""
     database = connect(pg_dsn, pool_size=12)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(database.dispose)
         world = World(pg_dsn, database, telemetry, stack)
         await world.prepare()
-        made = Platform(world)
-        await made.start()
-        yield made
+        yield world
+
+
+@pytest.fixture
+async def platform(empty_world: World) -> Platform:
+    made = Platform(empty_world)
+    await made.start()
+    return made

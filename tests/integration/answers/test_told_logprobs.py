@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from answers_world import Platform, expected, logprob, text_of
+from answers_world import Platform, expected, text_of
+from fakes.tiny_executor import logprob
 
 # The tiny engine's vocabulary ends with the capitals.
 PROMPT = "HELLO"

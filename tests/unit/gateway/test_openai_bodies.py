@@ -51,9 +51,7 @@ def test_a_value_that_asks_for_what_is_done_anyway_is_taken(name):
 CHANGING = {
     "tools": [{"type": "function"}],
     "tool_choice": "required",
-    "response_format": {"type": "json_object"},
     "reasoning_effort": "low",
-    "guided_json": {},
     "temprature": 1,
 }
 
@@ -71,7 +69,7 @@ def test_a_parameter_that_is_there_with_one_value_is_refused_with_that_value(val
         chat(modalities=value)
 
 
-@pytest.mark.parametrize("name", ["tools", "response_format", "typical_p"])
+@pytest.mark.parametrize("name", ["tools", "typical_p"])
 def test_a_parameter_that_is_not_there_at_all_says_so(name):
     with pytest.raises(BadRequest, match="not supported in this release"):
         chat(**{name: CHANGING.get(name, 0.5)})
@@ -89,6 +87,56 @@ def test_log_probabilities_are_asked_for_by_each_apis_own_names():
     assert completion(logprobs=False)[0].logprobs is None
     for parse in (chat, completion):
         assert parse(prompt_logprobs=4)[0].prompt_logprobs == 4
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"response_format": {"type": "text"}}, []),
+        ({"response_format": {"type": "json_object"}}, [("json_object", True)]),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+                }
+            },
+            [("json_schema", SCHEMA)],
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, [("json_schema", SCHEMA)]),
+        ({"structured_outputs": {"regex": "a+", "disable_fallback": True}}, [("regex", "a+")]),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, [("choice", ["a", "b"])]),
+        ({"structured_outputs": {"grammar": "start: x"}}, [("ebnf", "start: x")]),
+        ({"structured_outputs": {"json_object": True}}, [("json_object", True)]),
+        ({"guided_json": "{}"}, [("json_schema", "{}")]),
+        ({"guided_regex": "a"}, [("regex", "a")]),
+        ({"guided_choice": ["a"]}, [("choice", ["a"])]),
+        ({"guided_grammar": "g"}, [("ebnf", "g")]),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, [("json_object", True), ("regex", "a")]),
+    ],
+)
+def test_structured_output_has_the_names_of_other_servers(fields, given):
+    for parse in (chat, completion):
+        raw, ignored = parse(**fields)
+        assert (list(raw.structured), ignored) == (given, ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"guided_choice": "a"}, "guided_choice"),
+    ],
+)
+def test_forms_of_structured_output_that_are_not_there_are_refused_by_name(fields, param):
+    with pytest.raises(BadRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
 
 
 def test_a_beam_search_has_the_names_that_vllm_gave_it():

@@ -28,10 +28,10 @@ def told(logprob: float | None, *top: tuple[int, float], rank: int = 1, at: int 
     return TokenLogprob(logprob, rank, top, at)
 
 
-def test_a_token_of_half_a_character_has_its_bytes_and_a_replacement_for_text(names):
+def test_a_token_of_half_a_character_has_its_bytes_and_they_are_written_out(names):
     (one,) = names.chat(E_ACUTE[:1], [told(-1.0, (65, -0.5), (E_ACUTE[0], -1.0))])["content"]
-    assert (one["token"], one["bytes"], one["logprob"]) == ("\ufffd", [0xC3], -1.0)
-    assert [best["token"] for best in one["top_logprobs"]] == ["A", "\ufffd"]
+    assert (one["token"], one["bytes"], one["logprob"]) == ("bytes:\\xc3", [0xC3], -1.0)
+    assert [best["token"] for best in one["top_logprobs"]] == ["A", "bytes:\\xc3"]
 
 
 def test_special_tokens_have_their_names_and_ids_outside_the_vocabulary_none(names):

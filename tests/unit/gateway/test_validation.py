@@ -103,6 +103,19 @@ SURROGATE = "a\ud800b"
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"include_stop": 1}, "include_stop"),
+        ({"structured": [("json_schema", "{")]}, "structured_output"),
+        ({"structured": [("json_schema", "[]")]}, "structured_output"),
+        ({"structured": [("json_schema", '{"a":' * 100_000)]}, "structured_output"),
+        ({"structured": [("json_schema", {"a": "x" * 70_000})]}, "structured_output"),
+        ({"structured": [("json_object", False)]}, "structured_output"),
+        ({"structured": [("regex", "")]}, "structured_output"),
+        ({"structured": [("regex", "a\0")]}, "structured_output"),
+        ({"structured": [("regex", SURROGATE)]}, "structured_output"),
+        ({"structured": [("choice", [])]}, "structured_output"),
+        ({"structured": [("choice", ["a", "a"])]}, "structured_output"),
+        ({"structured": [("choice", ["x" * 40_000, "y" * 40_000])]}, "structured_output"),
+        ({"structured": [("ebnf", "x" * 65_537)]}, "structured_output"),
+        ({"structured": [("regex", "a"), ("choice", ["a"])]}, "structured_output"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
         ({"n": True}, "n"),
@@ -141,6 +154,23 @@ def test_defaults_are_those_of_the_proto() -> None:
 def test_biases_and_allowed_ids_come_in_order_and_once() -> None:
     valid = validate(replace(GOOD, logit_bias={9: 1, 3: -100}, allowed_token_ids=[5, 2, 5]))
     assert valid.steering == Steering(logit_bias=((3, -100.0), (9, 1.0)), allowed_token_ids=(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("given", "grammar"),
+    [
+        (("json_schema", '{"type": "object"}'), ("json_schema", '{"type": "object"}')),
+        (("json_schema", {"const": "\0"}), ("json_schema", '{"const": "\\u0000"}')),
+        (("json_schema", True), ("json_schema", "true")),
+        (("json_object", True), ("json_object", "")),
+        (("choice", ["a", "é"]), ("choice", '["a", "é"]')),
+        (("regex", "a|b"), ("regex", "a|b")),
+        (("ebnf", 'root ::= "a"'), ("ebnf", 'root ::= "a"')),
+    ],
+)
+def test_a_grammar_comes_through_as_its_kind_and_one_text(given: Any, grammar: Any) -> None:
+    assert validate(replace(GOOD, structured=[given])).grammar == grammar
+    assert validate(GOOD).grammar is None
 
 
 def test_a_beam_search_has_its_own_bounds() -> None:
@@ -198,7 +228,7 @@ anything = st.one_of(
 )
 
 
-FIELDS = sorted(RawRequest.__dataclass_fields__.keys() - {"on_disconnect", "messages", "prompt", "beam"})
+FIELDS = sorted(RawRequest.__dataclass_fields__.keys() - {"on_disconnect", "messages", "prompt", "beam", "structured"})
 
 
 # One or two at a time: with all of them at once, the first refusal would hide the rest.

@@ -56,6 +56,8 @@ class GenerationSpec:
     include_stop: bool = False
     # The answer's text begins with the prompt's.
     echo: bool = False
+    # What the answer must follow: one of the kinds json_schema, json_object, regex, choice and ebnf, and its text.
+    grammar: tuple[str, str] | None = None
     # How many of the likeliest tokens are told beside each token's own log-probability; None tells nothing.
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -92,6 +94,8 @@ class GenerationSpec:
         known = {k: v for k, v in value.items() if k in cls.__slots__}
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             known[name] = tuple(known.get(name, ()))
+        grammar = known.get("grammar")
+        known["grammar"] = None if grammar is None else tuple(grammar)
         known["logit_bias"] = tuple((int(token), float(bias)) for token, bias in known.get("logit_bias", ()))
         known["bad_words"] = tuple(tuple(word) for word in known.get("bad_words", ()))
         return cls(**known)

@@ -20,8 +20,12 @@ class Names:
         return self._tokenizer.token_bytes(token_id)
 
     def text(self, token_id: int) -> str:
-        """The token as text; bytes that are none by themselves become U+FFFD."""
-        return self.data(token_id).decode("utf-8", "replace")
+        """The token as text; bytes that are none by themselves are written out as OpenAI does, so no two are alike."""
+        data = self.data(token_id)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _told(self, token_id: int, logprob: float | None) -> dict[str, Any]:
         return {"token": self.text(token_id), "logprob": logprob, "bytes": list(self.data(token_id))}

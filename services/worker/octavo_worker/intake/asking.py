@@ -14,8 +14,10 @@ def num_computed(spec: GenerationSpec) -> int:
     return spec.n if spec.beam_width else max(spec.n, spec.best_of)
 
 
-def engine_request(job: Job, spec: GenerationSpec, *, name: str, eos_ids: Sequence[int], grammar: str = "") -> Request:
-    """The request under this name; ``grammar`` names one that has been compiled."""
+def engine_request(
+    job: Job, spec: GenerationSpec, *, name: str, eos_ids: Sequence[int], due: float | None = None, grammar: str = ""
+) -> Request:
+    """The request under this name; ``grammar`` names one that has been compiled, ``due`` is on the monotonic clock."""
     return Request(
         id=name,
         prompt=job.prompt_ids,
@@ -24,6 +26,7 @@ def engine_request(job: Job, spec: GenerationSpec, *, name: str, eos_ids: Sequen
         salt=job.cache_salt,
         priority=job.priority,
         fair_key=job.fair_key,
+        due=due,
         num_choices=num_computed(spec),
         beam=_beam(spec),
     )

@@ -41,6 +41,8 @@ class Attempt:
     first_token_s: float | None = None
     last_token_s: float | None = None
     deadline: asyncio.Task[None] | None = None
+    # Until the engine has it.
+    preparing: asyncio.Task[None] | None = None
 
     @property
     def job(self) -> Job:
@@ -171,7 +173,15 @@ class Attempt:
 
     def request(self, eos_ids: Sequence[int], *, grammar: str = "") -> Request:
         """What the engine computes."""
-        return engine_request(self.job, self.spec, name=self.request_id, eos_ids=eos_ids, grammar=grammar)
+        left_s = self.claimed.deadline_in_s
+        return engine_request(
+            self.job,
+            self.spec,
+            name=self.request_id,
+            eos_ids=eos_ids,
+            due=None if left_s is None else self.claimed_s + left_s,
+            grammar=grammar,
+        )
 
     def note(self, delta: Delta, began_s: float) -> None:
         """Keep what the usage says; the step of the delta began at began_s."""

@@ -24,6 +24,7 @@ from octavo_common.store import WorkStore
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.engine.types import Delta, FinishReason, Request, StepStats
 from octavo_worker.intake.attempt import Attempt, new_attempt
+from octavo_worker.intake.grammars import Compiles, GrammarLine
 from octavo_worker.intake.meters import Meters
 from octavo_worker.intake.outbox import Outbox
 from octavo_worker.intake.recent import RecentPrefixes
@@ -62,6 +63,7 @@ class Intake:
         tokenizer: Tokenizer,
         eos_ids: tuple[int, ...],
         card: ModelCard,
+        grammars: Compiles,
         max_jobs: int,
         book: LogBook,
         records: Records,
@@ -75,6 +77,7 @@ class Intake:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._card = card
+        self._grammars = GrammarLine(grammars)
         self._max_jobs = max_jobs
         self._book = book
         self._records = records
@@ -166,7 +169,24 @@ class Intake:
         else:
             if claimed.deadline_in_s is not None:
                 attempt.deadline = asyncio.create_task(self._expire(attempt, claimed.deadline_in_s))
-            self._engine.submit(attempt.request(self._eos_ids))
+            if spec.grammar is None:
+                self._engine.submit(attempt.request(self._eos_ids))
+            else:
+                attempt.preparing = asyncio.create_task(self._prepare(attempt))
+
+    async def _prepare(self, attempt: Attempt) -> None:
+        """Compile what the answer must follow, then let the engine have the job."""
+        try:
+            grammar = await self._grammars.compile(attempt.spec.grammar)
+        except OctavoError as error:
+            self._end(attempt, End(failure=_failure_of(error)))
+        except Exception:  # foreign code: the job ends by it, the worker does not
+            log.exception("job.grammar_failed", job_id=str(attempt.job.id))
+            failure = JobFailure(code="GRAMMAR_FAILED", message="the grammar could not be compiled")
+            self._end(attempt, End(failure=failure))
+        else:
+            if not attempt.ending:
+                self._engine.submit(attempt.request(self._eos_ids, grammar=grammar))
 
     def _refusal(self, claimed: Claimed) -> JobFailure | None:
         """Why the job can never run here."""
@@ -176,8 +196,7 @@ class Intake:
         if job.kind != "generation":
             return JobFailure(code="UNKNOWN_KIND", message=f"a worker runs no jobs of kind {job.kind!r}")
         if len(job.prompt_ids) >= self._card.max_sequence_tokens:
-            error = PromptTooLong(num_tokens=len(job.prompt_ids), limit=self._card.max_sequence_tokens)
-            return JobFailure(code=error.code, message=error.message, hint=error.hint, status=error.status.name)
+            return _failure_of(PromptTooLong(num_tokens=len(job.prompt_ids), limit=self._card.max_sequence_tokens))
         return None
 
     async def _expire(self, attempt: Attempt, deadline_in_s: float) -> None:
@@ -264,8 +283,9 @@ class Intake:
     def _stop_work(self, attempt: Attempt, *, computing: bool = True) -> None:
         if computing:
             self._engine.abort(attempt.request_id)
-        if attempt.deadline is not None and attempt.deadline is not asyncio.current_task():
-            attempt.deadline.cancel()
+        for task in (attempt.deadline, attempt.preparing):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
         self._by_request.pop(attempt.request_id, None)
 
     def _forget(self, attempt: Attempt) -> None:
@@ -304,6 +324,10 @@ class Intake:
             ago_s = None if attempt.job.emitted_ids or first_s is None else self._clock.monotonic() - first_s
             await self._store.release(attempt.job.id, attempt.job.fence, attempt.emitted_ids, first_token_ago_s=ago_s)
         self._drop(attempt, "released")
+
+
+def _failure_of(error: OctavoError) -> JobFailure:
+    return JobFailure(code=error.code, message=error.message, hint=error.hint, status=error.status.name)
 
 
 def _nothing() -> None:
