@@ -8,9 +8,12 @@ Sharing the pool matters: a second pool (numba's) would make twice as many threa
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numba
@@ -49,6 +52,8 @@ def why_single_threaded() -> str:
 def compiled(function: Callable[[Any], None]) -> Launcher:
     """Compile `function(raw)`, raw being the address of the arguments. Kept on disk where some folder allows it."""
     signature = types.void(types.voidptr)
+    # numba keeps by the source of the kernel's own file; the pieces it is made from may change without it.
+    function.__qualname__ += f"_{_digest_of_pieces(function.__module__)}"
     try:
         made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
     except RuntimeError:  # numba found no folder for its cache: a read-only installation without a home
@@ -56,6 +61,19 @@ def compiled(function: Callable[[Any], None]) -> Launcher:
     address = made.address
     assert address is not None, "compiled by now"
     return Launcher(address)
+
+
+def _digest_of_pieces(module_name: str) -> str:
+    """Names the sources of all kernel modules that a module takes something from, directly or through others."""
+    package, found, waiting = __name__.rpartition(".")[0], set[str](), [module_name]
+    while waiting:
+        for value in list(vars(sys.modules[waiting.pop()]).values()):
+            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if isinstance(name, str) and name.startswith(f"{package}.") and name not in found:
+                found.add(name)
+                waiting.append(name)
+    files = [Path(sys.modules[name].__file__ or "") for name in sorted(found - {__name__})]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
 class Arguments:
