@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,27 @@ def test_the_workers_page_shows_load_and_blocks(console: str) -> None:
     (row,) = app.dataframe[0].value.to_dict("records")
     assert row["state"] == "alive" and row["blocks"] > 0
     assert len(app.get("vega_lite_chart")) == 2
+
+
+def test_the_engine_page_shows_who_holds_which_block(console: str, client: Client) -> None:
+    handle = client.submit("Once upon a time", max_tokens=1000, temperature=0, ignore_eos=True)
+    while client.jobs.get(handle.id).state != "running":
+        time.sleep(0.1)
+    app = _page("engine").run()
+    client.jobs.cancel(handle.id)
+    assert not app.exception and not app.error
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert row["job"] == f"/jobs?job={handle.id}" and row["blocks"] > 0
+    assert len(app.get("vega_lite_chart")) == 4
+
+
+def test_the_plan_page_plans_the_model_that_is_served(console: str, client: Client) -> None:
+    app = _page("plan").run()
+    assert not app.exception and not app.error
+    (model,) = client.models()
+    assert app.selectbox[0].value == model.name
+    plan = client.plan(model.name, device="L4")
+    assert plan.num_parameters == 134_515_008 and plan.num_sequences > 0
 
 
 @pytest.mark.browser
