@@ -52,18 +52,28 @@ class TritonPlan:
     num_parts: int
     extend: ExtendPlan | None
 
+    @property
+    def capturable(self) -> bool:
+        """Whether it holds nothing but rows of one token, so that a graph can hold it."""
+        return self.extend is None
+
     def copy_from(self, other: TritonPlan) -> None:
-        """Take over the contents of a plan of the same shapes; addresses stay, as a captured graph needs."""
-        assert self.extend is None, "only batches of decode rows are captured"
-        assert other.extend is None, "only batches of decode rows are captured"
-        self.slots_T.copy_(other.slots_T)
-        self.limits_T.copy_(other.limits_T)
-        self.tables_RB[:, : other.tables_RB.shape[1]].copy_(other.tables_RB)
-        self.entries_D2.copy_(other.entries_D2)
+        """Take over a plan of at most as many rows, blocks and parts; rows beyond it become padding.
+
+        Addresses stay, as a captured graph needs. Row i of both is fed token i, so the entries are equal already.
+        """
+        assert self.capturable, "only rows of one token are captured"
+        assert other.capturable, "only rows of one token are captured"
+        num_rows, num_blocks = other.tables_RB.shape
+        self.slots_T[:num_rows].copy_(other.slots_T)
+        self.slots_T[num_rows:].fill_(-1)
+        self.limits_T[:num_rows].copy_(other.limits_T)
+        self.limits_T[num_rows:].fill_(0)
+        self.tables_RB[:num_rows, :num_blocks].copy_(other.tables_RB)
 
 
 class TritonAttention:
-    """Paged attention for mixed batches. Not for several threads at once: it reuses its work buffers."""
+    """Paged attention for mixed batches."""
 
     name = "triton_paged"
 
@@ -85,8 +95,6 @@ class TritonAttention:
         self._format = kv_format
         self._device = torch.device("cpu" if is_interpreted() else "cuda")
         self._pages: tuple[int, PagedKV] | None = None
-        self._parts = torch.empty(0)
-        self._sums = torch.empty(0)
 
     def reasons_against(self, need: AttentionNeed) -> list[str]:
         """What it or this machine lacks for this need."""
@@ -182,12 +190,10 @@ class TritonAttention:
         assert decode_attention is not None
         assert combine is not None
         num_rows, num_parts = plan.entries_D2.shape[0], plan.num_parts
-        num_sums = num_rows * self._num_heads * num_parts
-        if self._sums.numel() < num_sums:
-            self._sums = torch.empty(num_sums, device=self._device)
-            self._parts = torch.empty(num_sums * self._head_dim, device=self._device)
-        lse_DNC = self._sums[:num_sums].view(num_rows, self._num_heads, num_parts)
-        parts_DNCH = self._parts[: num_sums * self._head_dim].view(num_rows, self._num_heads, num_parts, -1)
+        shape = (num_rows, self._num_heads, num_parts)
+        # Taken anew each time: a captured graph keeps its own.
+        lse_DNC = torch.empty(shape, device=q_TNH.device)
+        parts_DNCH = torch.empty((*shape, self._head_dim), device=q_TNH.device)
         decode_attention.decode_attention(
             q_TNH,
             pages,
