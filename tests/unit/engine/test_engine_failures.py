@@ -1,5 +1,5 @@
 import pytest
-from fakes.engines import Bench, make_request
+from fakes.engines import Bench, make_beams, make_request
 from fakes.tiny_executor import TinyExecutor, expected_output
 
 from octavo_worker.engine.plan import KVDone, KVOps, RowResult, StepResult
@@ -166,3 +166,26 @@ def test_kv_operations_go_to_the_executor_once_although_the_step_is_repeated():
     bench.run()
     assert [ops for ops in executor.ops if ops.stores_new] == [KVOps(stores_new=(1,))]
     assert all(outcome.finish is FinishReason.LENGTH for outcome in bench.outcomes.values())
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (RowResult(tokens=(1,)), "gave 0 tokens of other choices for 1 wanted"),
+        (RowResult(tokens=(1,), siblings=(2,)), "gave 0 log-probabilities for 1 known"),
+    ],
+)
+def test_an_answer_that_lacks_what_was_asked_fails_alone(answer, error):
+    bench = Bench(executor=Answering(answer))
+    bench.add(make_request("bad", [3, 4], num_choices=2, num_prompt_logprobs=0))
+    bench.run()
+    assert error in bench.outcomes["bad"].error
+    bench.assert_empty()
+
+
+def test_a_search_without_candidates_fails_alone():
+    bench = Bench(executor=Answering(RowResult()))
+    bench.add(make_beams("bad", [3]))
+    bench.run()
+    assert "gave 0 candidates" in bench.outcomes["bad"].error
+    bench.assert_empty()

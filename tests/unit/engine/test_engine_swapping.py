@@ -2,8 +2,10 @@
 
 import pytest
 from fakes.engines import Bench, make_beams, make_request
+from fakes.naive_beams import expected_beams
 from fakes.tiny_executor import TinyExecutor, expected_output
 
+from octavo_worker.engine.batch import Batch
 from octavo_worker.engine.blocks import BlockPool
 from octavo_worker.engine.sequence import Sequence, Story
 from octavo_worker.engine.swapping import Swapper
@@ -220,4 +222,35 @@ def test_beams_that_share_blocks_are_stored_once_and_come_back_sharing():
     # Three shared blocks of the prompt and a tail or two each: fewer than three tables of four or more.
     assert 0 < len(stored) < 12 * bench.outcomes["b"].num_preemptions
     assert len(loaded) <= len(stored)
+    bench.assert_empty()
+
+
+def test_who_comes_back_first_may_take_what_younger_ones_kept_in_the_pool():
+    bench = Bench(num_blocks=9, block_size=4, num_host_slots=20)
+    beams = make_beams("beams", prompt=range(8), width=3, max_tokens=7, length_penalty=0.0)
+    several = make_request("n", range(40, 48), max_tokens=6, num_choices=2, temperature=1.0)
+    bench.add(beams)
+    bench.step()
+    bench.add(several)
+    roster, planner = bench.scheduler._roster, bench.scheduler._planner
+    while len(roster.running) < 5 or len(roster.running[0].tokens) < 13:
+        bench.step()
+    # Everybody loses its place at once. The search has 4 blocks and its next step takes 3 more; of the pool's 9 the
+    # two choices keep the 2 that they share, and for one step 2 are taken from outside.
+    batch = Batch(budget=64, prompt_budget=64)
+    while roster.running:
+        planner._preempt(batch, roster.running[-1].unit)
+    kept = {block for seq in roster.known.values() for block in seq.parked if block >= 0}
+    assert len(kept) == 2
+    fill_with_others(bench.pool)
+    bench.engine.check_integrity()
+    taken = bench.pool.alloc(2)
+    bench.take(bench.engine.step())
+    bench.pool.release(taken)
+    assert not any(seq.parked for seq in roster.known.values())
+    bench.run()
+    expected = expected_beams(beams, bench.limits, num_blocks=9, block_size=4)
+    assert [tuple(bench.choices["beams", place].tokens) for place in range(3)] == [tokens for _, tokens in expected]
+    for choice in range(2):
+        assert bench.choices["n", choice].tokens == expected_output(several, 36, choice)
     bench.assert_empty()

@@ -39,6 +39,9 @@ class Planner:
         if seq.phase is not Phase.RUNNING:
             # Preempted by an earlier row of this step.
             return False
+        if seq.group is None and self._tables.has_all(seq, num_tokens, len(draft)):
+            batch.take(make_row(seq, num_tokens, draft), decodes=seq.num_pending == 1)
+            return True
         unit = seq.unit
         if not self._make_room(batch, unit, num_tokens, len(draft)):
             return False
@@ -87,7 +90,7 @@ class Planner:
         return True
 
     def _dissolve_younger(self, seq: Sequence) -> bool:
-        """Make the youngest unit that waits with blocks in the pool give them up, if it is younger: to be recomputed."""
+        """Make the youngest unit that waits with blocks in the pool give them up, if it is younger."""
         youngest = self.roster.keeping()
         if youngest is None or youngest.rank < seq.rank:
             return False

@@ -60,6 +60,11 @@ class Tables:
         end = seq.num_computed + num_tokens
         return end + max(num_drafts, self.lookahead) if end == len(seq.tokens) else end
 
+    def has_all(self, seq: Sequence, num_tokens: int, num_drafts: int) -> bool:
+        """Whether a row of so many tokens needs no new block: as in most steps."""
+        has_slots = self.end_of(seq, num_tokens, num_drafts) <= len(seq.table) * self._size
+        return has_slots and self._shared_tail(seq) is None
+
     def missing(self, seqs: SequenceOf[Sequence], num_tokens: int, num_drafts: int) -> int:
         """New blocks that rows of so many tokens need: to grow, and to copy tails that others hold, too."""
         if len(seqs) == 1:
