@@ -13,7 +13,7 @@ from octavo_common.models.fetch import UnknownModel, find
 from octavo_common.models.shapes import PlannedModel, read_model
 from octavo_common.plan.answer import plan_json
 from octavo_common.plan.devices import DEVICES, Device, find_device
-from octavo_common.plan.formats import KV_FORMATS, WEIGHT_FORMATS, Arithmetic, KvFormat, kv_format, weight_format
+from octavo_common.plan.formats import KV_FORMATS, WEIGHT_FORMATS, Arithmetic, default_kv, kv_format, weight_format
 from octavo_common.plan.report import DEFAULT_RESERVE, Plan, Question, make_plan
 from octavo_common.plan.roofline import StepCost
 from octavo_common.plan.shapes import SHAPES
@@ -32,7 +32,9 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
     "--precision", default="", help="How weights are stored, see --known [default: as the model's files are]."
 )
 @click.option(
-    "--kv", default="", help="How keys and values are stored, see --known [default: bfloat16; float32 beside it]."
+    "--kv",
+    default="",
+    help="How keys and values are stored, see --known [default: bfloat16; float32 or int8 beside such weights].",
 )
 @click.option("--prompt", "num_prompt", default=1024, show_default=True, help="Tokens of a prompt.")
 @click.option("--output", "num_output", default=256, show_default=True, help="Tokens of an answer.")
@@ -84,7 +86,7 @@ def plan(
         shape=found.shape,
         device=_device(device, memory_gb, bandwidth_gb, peak_tflops),
         stored=stored,
-        kv=kv_format(kv) if kv else _default_kv(stored.arithmetic),
+        kv=kv_format(kv) if kv else default_kv(stored),
         num_prompt_tokens=num_prompt,
         num_output_tokens=num_output,
         batch=batch,
@@ -122,10 +124,6 @@ def _model(context: Context, name: str) -> PlannedModel:
             f"the model {name!r} is not here", hint=f"fetch it with `{context.line('models', 'pull', name)}`"
         )
     return PlannedModel(shape=shape, stored=weight_format("bfloat16"))
-
-
-def _default_kv(arithmetic: Arithmetic) -> KvFormat:
-    return kv_format("float32" if arithmetic is Arithmetic.FLOAT32 else "bfloat16")
 
 
 def _device(name: str, memory_gb: float | None, bandwidth_gb: float | None, peak_tflops: float | None) -> Device:

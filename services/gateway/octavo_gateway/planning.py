@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from octavo_common.errors import ModelNotFound
 from octavo_common.jobs.spec import ModelCard
 from octavo_common.plan.devices import DEVICES, Device, find_device
-from octavo_common.plan.formats import KV_FORMATS, WEIGHT_FORMATS, Arithmetic, kv_format, weight_format
+from octavo_common.plan.formats import KV_FORMATS, WEIGHT_FORMATS, Arithmetic, default_kv, kv_format, weight_format
 from octavo_common.plan.report import Plan, Question, make_plan
 from octavo_common.plan.shape import ModelShape
 from octavo_common.plan.shapes import SHAPES
@@ -63,12 +63,11 @@ def answer(request: PlanRequest, cards: Sequence[ModelCard]) -> Plan:
     """Plan; raises ModelNotFound and InvalidArgument."""
     shape, own_precision = _model(request.model, cards)
     stored = weight_format(request.precision or own_precision)
-    default_kv = "float32" if stored.arithmetic is Arithmetic.FLOAT32 else "bfloat16"
     question = Question(
         shape=shape,
         device=_device(request),
         stored=stored,
-        kv=kv_format(request.kv_format or default_kv),
+        kv=kv_format(request.kv_format) if request.kv_format else default_kv(stored),
         num_prompt_tokens=request.num_prompt_tokens or _DEFAULT_PROMPT,
         num_output_tokens=request.num_output_tokens or _DEFAULT_OUTPUT,
         batch=request.batch or 1,

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from octavo_common.errors import InvalidArgument
 from octavo_common.plan.devices import DEVICES, Device, find_device
-from octavo_common.plan.formats import KV_FORMATS, WEIGHT_FORMATS, Arithmetic, kv_format, weight_bytes, weight_format
+from octavo_common.plan.formats import (
+    KV_FORMATS,
+    WEIGHT_FORMATS,
+    Arithmetic,
+    default_kv,
+    kv_format,
+    weight_bytes,
+    weight_format,
+)
 from octavo_common.plan.memory import kv_bytes_per_sequence, kv_bytes_per_token, plan_memory, splits
 from octavo_common.plan.report import Question, batches_up_to, make_plan
 from octavo_common.plan.roofline import Deployment, attended_pairs, decode_cost, prefill_cost, ridge_batch
@@ -164,6 +172,12 @@ def test_every_precision_is_planned_on_every_device(name):
         assert plan.decode_by_batch[-1].batch == plan.memory.num_sequences
         lacks = weight_format(name).arithmetic not in device.peaks
         assert lacks == any("arithmetic" in note for note in plan.notes)
+
+
+def test_keys_and_values_are_stored_as_workers_store_them_beside_such_weights():
+    beside = {name: default_kv(stored).name for name, stored in WEIGHT_FORMATS.items()}
+    assert beside["float32"] == "float32" and beside["bfloat16"] == beside["q4_1"] == "bfloat16"
+    assert beside["w8a8"] == beside["w4a8"] == "int8"
 
 
 def test_batches_double_up_to_what_fits():
