@@ -135,6 +135,30 @@ async def test_a_broken_connection_goes_on_where_each_answer_was(platform: Platf
     assert received == wanted
 
 
+async def test_the_row_has_the_rest_of_each_answer_when_no_worker_has_it(platform: Platform):
+    sdk = platform.sdk()
+    job = await sdk.submit(PROMPT, n=2, max_tokens=6, logprobs=0, **SEEDED)
+    done = await sdk.wait(job.id)
+    assert done.result is not None and len(done.result.choices) == 2
+    # With the first two tokens of the first answer; those of the other are all new.
+    stream = sdk.attach(job.id, token_ids=done.result.token_ids[:2])
+    chunks = [chunk async for chunk in stream]
+    assert [(chunk.choice, chunk.first_token, len(chunk.logprobs)) for chunk in chunks] == [(0, 2, 4), (1, 0, 6)]
+    assert stream.result is not None
+    assert [c.token_ids for c in stream.result.choices] == [c.token_ids for c in done.result.choices]
+    assert chunks[0].logprobs == done.result.logprobs[2:]
+
+
+async def test_a_worker_that_leaves_gives_several_answers_back_unbegun(platform: Platform):
+    platform.worker.executor.step_s = 0.02
+    job = await platform.sdk().submit(PROMPT, n=2, max_tokens=200, **SEEDED)
+    await platform.world.until(job.id, "running")
+    platform.placing.cancel()
+    platform.worker.lifecycle.stop("the test takes it away")
+    row = await platform.world.until(job.id, "queued", timeout_s=15)
+    assert (row.emitted_ids, row.total_losses) == ((), 0)
+
+
 async def test_a_reader_with_other_tokens_of_an_answer_is_refused(platform: Platform):
     job = await platform.sdk().submit(PROMPT, n=2, max_tokens=4, **SEEDED)
     done = await platform.sdk().wait(job.id)

@@ -95,3 +95,24 @@ def test_a_short_pause_is_not_worth_a_word(gateway: Gateway, tmp_path: Path) -> 
         _, err = process.communicate(timeout=60)
         timer.join()
     assert process.returncode == 0 and "does not answer" not in err
+
+
+def test_what_an_answer_follows_is_read_from_its_file(gateway: Gateway, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    words = ("generate", "hi", "-n", "2", "--json-schema", str(schema), "--min-p", "0.1", "--logprobs", "2")
+    with _octavo(tmp_path, gateway.start().address, *words) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    asked = gateway.platform.asked[-1]
+    assert asked.structured_output.json_schema == '{"type": "object"}'
+    assert (asked.n, asked.sampling.min_p, asked.sampling.logprobs) == (2, 0.1, 2)
+    # Of several answers each has a line above it.
+    assert "--- 1 of 2 (length)" in err and out.startswith(text_of(TOKENS))
+
+
+def test_an_answer_cannot_follow_two_things(tmp_path: Path) -> None:
+    words = ("generate", "hi", "--regex", "a", "--choice", "b")
+    with _octavo(tmp_path, "127.0.0.1:1", *words) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "regex and choice were both given" in err

@@ -32,11 +32,13 @@ class Platform:
         self.states: dict[str, int] = {}
         self.calls: list[tuple[str, str]] = []  # (gateway, rpc)
         self.resumed_with: list[list[int]] = []
+        self.asked: list[gateway_pb2.Generation] = []
         self.lock = threading.Lock()
         self.cancelled = threading.Event()
 
     def accept(self, generation: gateway_pb2.Generation) -> tuple[str, bool]:
         with self.lock:
+            self.asked.append(generation)
             key = generation.idempotency_key or f"none-{len(self.jobs)}"
             created = key not in self.jobs
             job_id = self.jobs.setdefault(key, f"job-{len(self.jobs)}")
@@ -106,8 +108,12 @@ class Gateway(
                 )
             elif step == "finish":
                 usage = common_pb2.Usage(completion_tokens=len(TOKENS), seed=5)
+                n = self.platform.asked[-1].n if self.platform.asked else 1
+                ends = [common_pb2.ChoiceEnd(finish_reason=common_pb2.FINISH_REASON_LENGTH)] * (n if n > 1 else 0)
                 yield gateway_pb2.GenerationEvent(
-                    finished=gateway_pb2.Finished(finish_reason=common_pb2.FINISH_REASON_LENGTH, usage=usage)
+                    finished=gateway_pb2.Finished(
+                        finish_reason=common_pb2.FINISH_REASON_LENGTH, usage=usage, choices=ends
+                    )
                 )
             elif step == "hang":
                 gone = threading.Event()

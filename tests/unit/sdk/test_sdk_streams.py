@@ -40,6 +40,14 @@ def _tokens(first: int, ids: list[int], text: str | None = None) -> gateway_pb2.
     )
 
 
+def _piece(choice: int, first: int, ids: list[int], told: bool = False) -> gateway_pb2.GenerationEvent:
+    event = _tokens(first, ids)
+    event.tokens.choice = choice
+    if told:
+        event.tokens.logprobs.extend(common_pb2.TokenLogprobs(logprob=-float(i), rank=1) for i in ids)
+    return event
+
+
 def _finished() -> gateway_pb2.GenerationEvent:
     return gateway_pb2.GenerationEvent(
         finished=gateway_pb2.Finished(finish_reason=common_pb2.FINISH_REASON_STOP, usage=common_pb2.Usage(seed=7))
@@ -56,6 +64,55 @@ def test_an_undisturbed_stream_delivers_everything_and_ends_with_a_result() -> N
     assert machine.ended and machine.result is not None
     assert (machine.result.text, machine.result.token_ids) == ("<5><6>", (5, 6))
     assert machine.result.usage.seed == 7
+
+
+def test_several_answers_are_kept_apart_and_resumed_where_each_was() -> None:
+    machine = _machine(n=3)
+    machine.start(0.0)
+    machine.on_event(_accepted())
+    machine.on_event(_piece(0, 0, [5, 6], told=True))
+    machine.on_event(_piece(2, 0, [7], told=True))
+    message = machine.on_failure(UnavailableError("gone"), now_s=0.2, jitter=0.0).call.request
+    assert isinstance(message, gateway_pb2.ResumeGenerationRequest)
+    assert list(message.token_ids) == [5, 6] and [list(other.ids) for other in message.others] == [[], [7]]
+    with pytest.raises(UnavailableError):
+        machine.on_event(_piece(2, 2, [9]))
+    assert machine.on_event(_piece(2, 0, [7])) is None
+    machine.on_event(_piece(2, 1, [8], told=True))
+    finished = _finished()
+    reasons = [common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH]
+    finished.finished.choices.extend(common_pb2.ChoiceEnd(finish_reason=r, score=-1.0) for r in reasons)
+    machine.on_event(finished)
+    assert machine.result is not None
+    assert [choice.token_ids for choice in machine.result.choices] == [(5, 6), (), (7, 8)]
+    assert [choice.finish_reason for choice in machine.result.choices] == ["stop", "stop", "length"]
+    assert [told.logprob for told in machine.result.choices[2].logprobs] == [-7.0, -8.0]
+    assert machine.result.choices[0].score == -1.0 and machine.result.logprobs == machine.result.choices[0].logprobs
+
+
+def test_an_answer_of_one_is_a_choice_too() -> None:
+    machine = _machine()
+    machine.start(0.0)
+    machine.on_event(_accepted())
+    machine.on_event(_tokens(0, [5]))
+    machine.on_event(_finished())
+    assert machine.result is not None
+    (choice,) = machine.result.choices
+    assert (choice.text, choice.token_ids, choice.score) == ("<5>", (5,), None)
+
+
+def test_the_prompts_log_probabilities_come_once() -> None:
+    machine = _machine(prompt_logprobs=0)
+    machine.start(0.0)
+    machine.on_event(_accepted())
+    event = _tokens(0, [5])
+    event.tokens.prompt_logprobs.extend([common_pb2.TokenLogprobs(), common_pb2.TokenLogprobs(logprob=-1.0, rank=3)])
+    chunk = machine.on_event(event)
+    machine.on_event(_tokens(1, [6]))
+    machine.on_event(_finished())
+    assert chunk is not None and machine.result is not None
+    assert machine.result.prompt_logprobs == chunk.prompt_logprobs
+    assert [told.logprob for told in chunk.prompt_logprobs] == [None, -1.0]
 
 
 def test_a_break_before_accepted_sends_the_same_request_again() -> None:
@@ -246,6 +303,11 @@ def test_a_status_without_a_word_of_octavo_is_a_broken_connection() -> None:
         {"messages": [{"role": "user"}]},
         {"token_ids": [2**40]},
         {"prompt": "a", "max_tokens": 1.5},
+        {"prompt": "a", "logprobs_mode": "cooked"},
+        {"prompt": "a", "beam_width": 2, "early_stopping": "soon"},
+        {"prompt": "a", "json_object": True, "regex": "a"},
+        {"prompt": "a", "json_schema": {"a": object()}},
+        {"prompt": "a", "logit_bias": {"x": 1}},
     ],
 )
 def test_what_has_no_form_in_the_protocol_is_refused_before_it_is_sent(parameters: dict) -> None:
@@ -259,6 +321,20 @@ def test_unset_parameters_stay_unset() -> None:
     assert list(built.sampling.stop) == ["end"] and not built.HasField("timeout")
     assert request.generation(token_ids=[]).WhichOneof("input") == "tokens"
     assert request.generation(messages=[]).WhichOneof("input") == "chat"
+
+
+def test_what_an_answer_follows_and_how_it_is_searched_have_their_forms() -> None:
+    built = request.generation("x", json_schema={"type": "object"}, n=2, best_of=4, logit_bias={5: -1.0})
+    assert built.structured_output.json_schema == '{"type": "object"}' and (built.n, built.best_of) == (2, 4)
+    assert dict(built.sampling.logit_bias) == {5: -1.0} and not built.HasField("beam_search")
+    assert list(request.generation("x", choice=["a", "b"]).structured_output.choice.texts) == ["a", "b"]
+    assert request.generation("x", json_object=True).structured_output.json_object
+    search = request.generation("x", beam_width=4, early_stopping="never").beam_search
+    assert (search.width, search.length_penalty) == (4, 1.0)
+    assert search.early_stopping == gateway_pb2.EARLY_STOPPING_NEVER
+    assert not request.generation("x").HasField("structured_output")
+    with pytest.raises(TypeError, match="no parameter 'temprature'"):
+        request.generation("x", temprature=1.0)
 
 
 def test_attaching_to_nothing_is_an_error_that_callers_can_act_on() -> None:

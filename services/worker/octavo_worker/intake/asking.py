@@ -14,6 +14,11 @@ def num_computed(spec: GenerationSpec) -> int:
     return spec.n if spec.beam_width else max(spec.n, spec.best_of)
 
 
+def needs_logprobs(spec: GenerationSpec) -> bool:
+    """Whether log-probabilities are told, or rank the answers."""
+    return spec.logprobs is not None or (spec.best_of > spec.n and not spec.beam_width)
+
+
 def engine_request(
     job: Job, spec: GenerationSpec, *, name: str, eos_ids: Sequence[int], due: float | None = None, grammar: str = ""
 ) -> Request:
@@ -33,10 +38,6 @@ def engine_request(
 
 
 def _params(spec: GenerationSpec, eos_ids: Sequence[int], grammar: str) -> SamplingParams:
-    num_logprobs = spec.logprobs
-    if num_logprobs is None and spec.best_of > spec.n:
-        # They are ranked by it.
-        num_logprobs = 0
     return SamplingParams(
         temperature=spec.temperature,
         top_k=spec.top_k,
@@ -54,7 +55,7 @@ def _params(spec: GenerationSpec, eos_ids: Sequence[int], grammar: str) -> Sampl
         bad_words=spec.bad_words,
         allowed_token_ids=frozenset(spec.allowed_token_ids),
         grammar=grammar,
-        num_logprobs=num_logprobs,
+        num_logprobs=(spec.logprobs or 0) if needs_logprobs(spec) else None,
         num_prompt_logprobs=spec.prompt_logprobs,
         processed_logprobs=spec.processed_logprobs,
     )

@@ -13,7 +13,7 @@ from octavo_common.text.stream import Released, TextStream
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.engine.types import Delta, Request, TokenLogprobs
 from octavo_worker.engine.types import FinishReason as EngineReason
-from octavo_worker.intake.asking import engine_request, num_computed
+from octavo_worker.intake.asking import engine_request, needs_logprobs, num_computed
 from octavo_worker.intake.choice import Choice, told, with_offsets
 from octavo_worker.intake.trace import JobTrace
 from octavo_worker.joblog import JobLog
@@ -109,7 +109,7 @@ class Attempt:
         if not self.job.emitted_ids or self.spec.restarts:
             return False
         choice = self.choices[0]
-        released = choice.replay(self.job.emitted_ids, telling=self.spec.logprobs is not None)
+        released = choice.replay(self.job.emitted_ids)
         self._release(0, released)
         if released.stopped:
             choice.reason = "stop"
@@ -269,7 +269,10 @@ def new_attempt(
         claimed=claimed,
         spec=spec,
         log=JobLog(job.id, job.fence, lead_text=lead_text(tokenizer, spec, job.prompt_ids), num_choices=spec.n),
-        choices=tuple(Choice(stream=answer_stream(tokenizer, spec, job.prompt_ids)) for _ in range(num_computed(spec))),
+        choices=tuple(
+            Choice(stream=answer_stream(tokenizer, spec, job.prompt_ids), telling=needs_logprobs(spec))
+            for _ in range(num_computed(spec))
+        ),
         tokenizer=tokenizer,
         trace=trace,
         claimed_s=now,

@@ -21,9 +21,11 @@ class Choice:
     """The state of one answer."""
 
     stream: TextStream
+    # Something is told of each token.
+    telling: bool = False
     # All tokens, those that are not certain yet among them.
     ids: list[int] = field(default_factory=list[int])
-    # One a token while anything is told of them, else none.
+    # One a token when telling, else none.
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     # Set when it has ended.
     reason: FinishReason | None = None
@@ -43,17 +45,20 @@ class Choice:
         kept = [told.logprob for told in self.logprobs[: self.num_tokens] if told.logprob is not None]
         return sum(kept) / len(kept) if kept else 0.0
 
-    def replay(self, ids: Sequence[int], *, telling: bool) -> Released:
+    def replay(self, ids: Sequence[int]) -> Released:
         """Take the tokens of earlier attempts; what was told of them went with their stream."""
         self.ids += ids
-        if telling:
+        if self.telling:
             self.logprobs += [UNKNOWN] * len(ids)
         return self.stream.replay(ids)
 
     def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Released:
         """Take new tokens."""
         self.ids += ids
-        self.logprobs += map(told, logprobs)
+        if self.telling:
+            self.logprobs += map(told, logprobs)
+            # The engine has nothing to tell of tokens that it did not choose.
+            self.logprobs += [UNKNOWN] * (len(self.ids) - len(self.logprobs))
         return self.stream.push(ids)
 
     def tokens(self, first: int, released: Released) -> tuple[list[int], Sequence[str], list[TokenLogprob]]:

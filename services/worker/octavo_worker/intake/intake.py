@@ -217,6 +217,8 @@ class Intake:
             if attempt is not None and not attempt.ending and not attempt.is_surplus(delta):
                 self._follow(attempt, delta, now, step_s)
         for delta in deltas:
+            if delta.finish is None:
+                continue
             # All of what a beam search found comes in one step.
             attempt = self._by_request.get(delta.id.request)
             if attempt is not None and not attempt.ending and attempt.close_search():
