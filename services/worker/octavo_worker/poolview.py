@@ -9,6 +9,8 @@ from octavo_worker.engine.snapshot import Holder, Snapshot
 
 MAX_CELLS = 4096
 MAX_SEQUENCES = 256
+# Entries of all tables together: shared blocks are in several.
+MAX_LISTED = 1 << 16
 _FIRST = ("running", "awaiting_kv", "swapped", "waiting")
 
 
@@ -30,7 +32,7 @@ class SequenceView:
 
     holder: Holder
     num_shared_blocks: int
-    # Empty where a cell stands for several.
+    # Empty where a cell stands for several, and where the tables together would be too long.
     blocks: tuple[int, ...]
 
 
@@ -57,6 +59,7 @@ def view(snapshot: Snapshot, *, max_cells: int = MAX_CELLS, max_sequences: int =
     holders = sorted(snapshot.holders, key=lambda holder: (_FIRST.index(holder.phase), holder.id))
     shown = holders[:max_sequences]
     cached = Counter(block // each for block in snapshot.cached)
+    is_listed = each == 1 and sum(len(holder.blocks) for holder in shown) <= MAX_LISTED
     return PoolView(
         snapshot=snapshot,
         num_used=sum(count > 0 for count in refs),
@@ -69,7 +72,7 @@ def view(snapshot: Snapshot, *, max_cells: int = MAX_CELLS, max_sequences: int =
             SequenceView(
                 holder=holder,
                 num_shared_blocks=sum(refs[block] > 1 for block in holder.blocks),
-                blocks=holder.blocks if each == 1 else (),
+                blocks=holder.blocks if is_listed else (),
             )
             for holder in shown
         ),

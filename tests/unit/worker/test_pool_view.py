@@ -73,6 +73,35 @@ def test_who_runs_is_shown_first_and_who_is_left_out_is_counted(snapshot, max_se
     assert not any(s.blocks for s in view(snapshot, max_cells=1).sequences) or len(snapshot.refs) == 1
 
 
+def test_tables_that_share_everything_are_not_listed_without_end():
+    blocks = tuple(range(4000))
+    holders = tuple(
+        Holder(
+            id=SeqId(f"r{n:03}", 0),
+            phase="running",
+            num_tokens=64000,
+            num_prompt_tokens=64000,
+            num_computed=0,
+            blocks=blocks,
+            num_host_blocks=0,
+        )
+        for n in range(20)
+    )
+    snapshot = Snapshot(
+        step=1,
+        block_size=16,
+        refs=(20,) * 4000,
+        cached=(),
+        holders=holders,
+        num_host_slots=0,
+        num_free_host_slots=0,
+    )
+    seen = view(snapshot)
+    assert not any(s.blocks for s in seen.sequences)
+    assert [s.num_shared_blocks for s in seen.sequences] == [4000] * 20
+    assert {cell.owner for cell in seen.cells} == {0}
+
+
 @given(snapshot=snapshots())
 def test_unused_slots_are_those_that_nobody_has_a_token_for(snapshot):
     size = snapshot.block_size
