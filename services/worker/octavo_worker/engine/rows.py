@@ -1,8 +1,8 @@
-"""What the executor is told of one sequence in one step. Reads a sequence, changes nothing."""
+"""What the executor is told of one sequence in one step, and whether its answer is one. Changes nothing."""
 
 from __future__ import annotations
 
-from octavo_worker.engine.plan import Draft, RowPlan
+from octavo_worker.engine.plan import Draft, RowPlan, RowResult
 from octavo_worker.engine.sequence import Sequence
 
 _NONE = range(0)
@@ -36,3 +36,20 @@ def make_row(seq: Sequence, num_tokens: int, draft: Draft) -> RowPlan:
         history=tuple(seq.tokens[:start]) if is_new and request.params.needs_history else (),
         num_prompt_tokens=num_prompt,
     )
+
+
+def error_of(row: RowPlan, result: RowResult | None) -> str | None:
+    """Why the result is none for the row; None when all is there that was asked for."""
+    if result is None:
+        return "the executor gave no result for the row"
+    if result.error is not None:
+        return result.error
+    if bool(row.draws) != bool(result.tokens):
+        return f"the executor gave {len(result.tokens)} tokens for {len(row.draws)} wanted"
+    if row.draws and len(result.siblings) != len(row.draws) - 1:
+        return f"the executor gave {len(result.siblings)} tokens of other choices for {len(row.draws) - 1} wanted"
+    if bool(row.num_candidates) != bool(result.candidates):
+        return f"the executor gave {len(result.candidates)} candidates for {row.num_candidates} wanted"
+    if len(result.prompt_logprobs) != len(row.scored):
+        return f"the executor gave {len(result.prompt_logprobs)} log-probabilities for {len(row.scored)} known tokens"
+    return None

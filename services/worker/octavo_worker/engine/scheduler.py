@@ -11,12 +11,14 @@ from dataclasses import replace
 from octavo_worker.engine.arrivals import check_request, make_sequence, max_rows, max_tokens_of
 from octavo_worker.engine.batch import Batch
 from octavo_worker.engine.blocks import BlockPool, root_hash
-from octavo_worker.engine.commits import Committer, told
+from octavo_worker.engine.commits import Committer
+from octavo_worker.engine.endings import Endings, told
 from octavo_worker.engine.integrity import check_integrity
 from octavo_worker.engine.plan import NO_KV_DONE, BatchPlan, KVOps, StepResult
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.ports import ExitPolicy, KVPlanner, QueuePolicy
 from octavo_worker.engine.roster import Roster
+from octavo_worker.engine.searches import Searches
 from octavo_worker.engine.sequence import Phase, ended_at_arrival
 from octavo_worker.engine.snapshot import Snapshot, take_snapshot
 from octavo_worker.engine.styles import MixedSteps, Style
@@ -71,13 +73,13 @@ class Scheduler:
         self._tables = tables = Tables(pool, lookahead=lookahead)
         self._swapper = Swapper(tables, num_slots=num_host_slots)
         self._planner = Planner(limits=self.limits, roster=self._roster, tables=tables, swapper=self._swapper, kv=kv)
+        self._endings = Endings(roster=self._roster, tables=tables, swapper=self._swapper, kv=kv)
         self._committer = Committer(
             limits=self.limits,
             roster=self._roster,
             tables=tables,
-            swapper=self._swapper,
-            planner=self._planner,
-            kv=kv,
+            searches=Searches(roster=self._roster, tables=tables, planner=self._planner, endings=self._endings),
+            endings=self._endings,
             exit_policy=exit_policy,
         )
         self._stats = StepStats(num_free_blocks=pool.num_free)
@@ -123,8 +125,8 @@ class Scheduler:
         deltas: list[Delta] = []
         for seq in tuple(self._roster.requests.get(request_id, ())):
             if seq.group is not None:
-                return self._committer.end_group(seq.group, FinishReason.ABORTED)
-            deltas.extend(self._committer.end_choice(seq, FinishReason.ABORTED))
+                return self._endings.end_group(seq.group, FinishReason.ABORTED)
+            deltas.extend(self._endings.end_choice(seq, FinishReason.ABORTED))
         return deltas
 
     def plan(self) -> BatchPlan:
@@ -177,7 +179,7 @@ class Scheduler:
         if result.kv is not NO_KV_DONE:
             self._kv.on_done(result.kv)
             for seq_id in result.kv.saved:
-                self._pool.release(reversed(self._committer.held.pop(seq_id, [])))
+                self._pool.release(reversed(self._endings.held.pop(seq_id, [])))
         return deltas
 
     def stats(self) -> StepStats:
@@ -208,5 +210,5 @@ class Scheduler:
             limits=self.limits,
             roster=self._roster,
             swapper=self._swapper,
-            held=self._committer.held.values(),
+            held=self._endings.held.values(),
         )

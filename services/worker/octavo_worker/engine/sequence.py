@@ -7,7 +7,7 @@ from enum import Enum
 
 from octavo_worker.engine.beams import BeamSearch
 from octavo_worker.engine.blocks import ROOT, BlockKey, Seal, chain_hash
-from octavo_worker.engine.plan import NO_DRAFT, Draft
+from octavo_worker.engine.plan import NO_DRAFT, Draft, RowPlan
 from octavo_worker.engine.types import BlockId, FinishReason, Request, SeqId, Token
 
 Rank = tuple[float, int, int]
@@ -33,6 +33,13 @@ class Story:
     num_preemptions: int = 0
     # Not yet reported.
     events: list[str] = field(default_factory=list[str])
+
+    def take_events(self) -> tuple[str, ...]:
+        """What has not been reported yet; it is now."""
+        if not self.events:
+            return ()
+        events, self.events = tuple(self.events), []
+        return events
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -111,6 +118,28 @@ class Sequence:
     def parent_seal(self) -> Seal:
         """What the next block to be sealed names as its parent."""
         return self.seals[-1] if self.seals else ROOT
+
+    def advance(self, row: RowPlan) -> None:
+        """The tokens of a row have KV now, and the executor knows the row."""
+        self.is_told = True
+        self.num_told_blocks = row.first_block + len(row.new_blocks)
+        self.num_computed += len(row.tokens)
+        self.num_scored += len(row.scored)
+
+    def twin(self, choice: int, story: Story) -> Sequence:
+        """Another choice with the same tokens, without blocks."""
+        return Sequence(
+            request=self.request,
+            id=SeqId(self.id.request, choice),
+            rank=(*self.rank[:2], choice),
+            root=self.root,
+            tokens=list(self.tokens),
+            story=story,
+            draws=(choice,),
+            phase=Phase.RUNNING,
+            num_scored=self.num_scored,
+            group=self.group,
+        )
 
     def append(self, token: Token, max_sequence_tokens: int) -> FinishReason | None:
         """Add a token to the output and apply the stop rules to it. No token may follow one that ends."""
