@@ -153,11 +153,11 @@ def _show(plan: Plan) -> None:
     devices = (
         f"{question.tensor_parallel} x {question.device.name}" if question.tensor_parallel > 1 else question.device.name
     )
-    each = " of each" if question.tensor_parallel > 1 else ""
+    each = " on each" if question.tensor_parallel > 1 else ""
     rows = [
         ("model", f"{shape.name}: {shape.num_parameters / 1e9:.3g} G parameters, {shape.num_layers} layers"),
         ("on", f"{devices}, weights in {question.stored.name}, keys and values in {question.kv.name}"),
-        ("weights", f"{_bytes(plan.weights.total)}; {_bytes(memory.weight_bytes)}{each}"),
+        ("weights", _bytes(plan.weights.total) + (f"; {_bytes(memory.weight_bytes)}{each}" if each else "")),
         ("KV of a token", f"{_bytes(memory.kv_bytes_per_token)}{each}"),
         ("KV of a sequence", f"{_bytes(memory.kv_bytes_per_sequence)}{each}, of {length} tokens"),
         (

@@ -180,6 +180,20 @@ def test_keys_and_values_are_stored_as_workers_store_them_beside_such_weights():
     assert beside["w8a8"] == beside["w4a8"] == "int8"
 
 
+def test_a_window_spares_the_layers_that_have_it():
+    full = SHAPES["mistral-7b"]
+    costs = [
+        decode_cost(deployment(replace(full, sliding_window=window, num_window_layers=layers)), batch=1, context=8192)
+        for window, layers in ((None, None), (4096, 8), (4096, None))
+    ]
+    head = decode_cost(deployment(full), batch=1, context=1)
+    per_layer = 4 * full.num_heads * full.head_dim
+    pairs = [32 * 8192, 24 * 8192 + 8 * 4096, 32 * 4096]
+    assert [cost.flops - head.flops for cost in costs] == [per_layer * (num - 32) for num in pairs]
+    kv = kv_bytes_per_token(full, KV16) / 32
+    assert [cost.num_bytes - head.num_bytes for cost in costs] == [kv * (num - 32) for num in pairs]
+
+
 def test_batches_double_up_to_what_fits():
     assert batches_up_to(83) == [1, 2, 4, 8, 16, 32, 64, 83]
     assert batches_up_to(4) == [1, 2, 4]

@@ -67,6 +67,15 @@ def test_a_config_that_transformers_writes_is_read_with_its_defaults(config, tmp
     assert shape.qkv_bias == (config is Qwen2Config) and shape.qk_norm == (config is Qwen3Config)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_layers_with_a_window_are_those_that_transformers_makes(named: bool, tmp_path: Path) -> None:
+    made = Qwen2Config(num_hidden_layers=5, use_sliding_window=True, sliding_window=64, max_window_layers=2)
+    values = made.to_dict() if named else {k: v for k, v in made.to_dict().items() if k != "layer_types"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    shape = read_model(tmp_path).shape
+    assert (shape.sliding_window, shape.window_layers) == (64, made.layer_types.count("sliding_attention")) == (64, 3)
+
+
 def test_the_precision_is_the_one_that_the_config_names(tmp_path: Path) -> None:
     values = LlamaConfig().to_dict()
     for named, read in (("float16", "float16"), ("float32", "float32"), (None, "bfloat16"), ("int4", "bfloat16")):

@@ -66,8 +66,18 @@ def config_shape(values: Mapping[str, Any], *, name: str, where: str) -> ModelSh
         qk_norm=family == "qwen3",
         context_length=numbers.get("max_position_embeddings", 2048),
         sliding_window=numbers.get("sliding_window") if slides and values.get("sliding_window") else None,
+        num_window_layers=_window_layers(values),
     )
     return _sound(shape, where)
+
+
+def _window_layers(values: Mapping[str, Any]) -> int | None:
+    """Layers with a window, where the file says: by their kinds, or from which on."""
+    kinds = values.get("layer_types")
+    if isinstance(kinds, list):
+        return kinds.count("sliding_attention")
+    first, layers = values.get("max_window_layers"), values.get("num_hidden_layers")
+    return max(0, layers - first) if isinstance(first, int) and isinstance(layers, int) else None
 
 
 def config_precision(values: Mapping[str, Any]) -> str:

@@ -106,11 +106,15 @@ def decode_cost(plan: Deployment, *, batch: int, context: int) -> StepCost:
 def _cost(plan: Deployment, *, batch: int, num_new: int, num_known: int) -> StepCost:
     shape, share = plan.shape, plan.tensor_parallel
     matrix_flops = 2 * batch * (num_new * shape.matrix_parameters + shape.head_parameters) / share
-    pairs = batch * attended_pairs(num_new, num_known, shape.sliding_window)
-    attention_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim * pairs / share
+    near, window = shape.window_layers, shape.sliding_window
+    far = shape.num_layers - near
+    pairs = far * attended_pairs(num_new, num_known, None) + near * attended_pairs(num_new, num_known, window)
+    attention_flops = 4 * shape.num_heads * shape.head_dim * batch * pairs / share
     num_keys = num_known + num_new
-    num_read = num_keys if shape.sliding_window is None else min(num_keys, shape.sliding_window + num_new - 1)
-    kv_bytes = kv_bytes_per_token(shape, plan.kv, tensor_parallel=share) * (num_read + num_new)
+    # Of a layer with a window the keys that the first new token sees, and those after them.
+    num_seen = num_keys if window is None else min(num_keys, window + num_new - 1)
+    num_moved = (far * num_keys + near * num_seen) / shape.num_layers + num_new
+    kv_bytes = kv_bytes_per_token(shape, plan.kv, tensor_parallel=share) * num_moved
     row_bytes = shape.hidden * plan.stored.table_bytes / share
     num_bytes = plan.weights.per_step / share + batch * (num_new * row_bytes + kv_bytes)
     compute_s = matrix_flops / plan.device.peak(plan.stored.arithmetic) + attention_flops / plan.attention_peak

@@ -36,6 +36,15 @@ class ModelShape:
     context_length: int
     # A token looks at so many tokens at most, itself included (Mistral); None looks at all.
     sliding_window: int | None = None
+    # So many layers do; None is all.
+    num_window_layers: int | None = None
+
+    @property
+    def window_layers(self) -> int:
+        """Layers in which a token looks no further than the window."""
+        if self.sliding_window is None:
+            return 0
+        return self.num_layers if self.num_window_layers is None else self.num_window_layers
 
     @property
     def layer_matrix_parameters(self) -> int:
