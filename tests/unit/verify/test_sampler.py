@@ -55,7 +55,7 @@ def draw(logits_SV, **params):
     return draw_tokens(logits_SV, draws)[0]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(-(2**63), 2**63 - 1),
     size=st.sampled_from([3, 50, 1023, 1024, 1500, 4000]),
@@ -84,6 +84,30 @@ def test_draws_equal_brute_force(seed, size, temperature, top_k, top_p, min_p, s
             position=5 + row,
         )
         assert token == expected
+
+
+@pytest.mark.parametrize("spread", [0.02, 3.0])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"temperature": 1.5, "top_p": 0.95},
+        {"temperature": 1.0, "top_p": 0.3},
+        {"temperature": 0.7, "top_k": 5000},
+        {"temperature": 2.0, "top_k": 30_000, "top_p": 0.9},
+        {"temperature": 1.5, "top_p": 0.99, "min_p": 0.01},
+    ],
+    ids=str,
+)
+def test_draws_among_very_many_equal_brute_force(spread, way):
+    logits = torch.randn(2, 49_152, generator=torch.Generator().manual_seed(8)) * spread
+    # A few equal ones at every border.
+    logits = (logits * 2048).round() / 2048
+    for seed in range(2):
+        for row, token in enumerate(draw(logits, seed=seed, **way)):
+            expected = brute_force(
+                logits[row].tolist(), **{"top_k": 0, "top_p": 1.0, "min_p": 0.0} | way, seed=seed, position=5 + row
+            )
+            assert token == expected
 
 
 def test_a_rows_draw_does_not_depend_on_its_neighbours():

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from octavo_worker.kernels import ranks as by_rank
 from octavo_worker.kernels import team
-from octavo_worker.kernels.ranks import ALL, CHUNK, INFINITY, MINUS_INFINITY, order_of, rank_of, token_of
+from octavo_worker.kernels.filters import ALL, UNKNOWN, mass_within, survive
+from octavo_worker.kernels.ranks import (
+    CHUNK,
+    INFINITY,
+    MINUS_INFINITY,
+    order_of,
+    order_of_rank,
+    rank_of,
+    token_of,
+)
 from octavo_worker.kernels.vector import as_pointer, carray, fetch_add, njit
 
 _A = team.FIRST_ARGUMENT
@@ -61,28 +70,28 @@ def _any_may_win(key, first, weights, factor):  # noqa: ANN001, ANN202 - compile
 
 
 @njit(nogil=True, error_model="numpy")
-def _draw(logits, best, temperature, key, weights, ranks, count):  # noqa: ANN001, ANN202 - compiled
-    """The winner among the first ``count`` ranks, or among all tokens."""
+def _draw(logits, bits, peaks, best, temperature, key, weights, ranks, count, limit):  # noqa: ANN001, ANN202 - compiled
+    """The winner among the first ``count`` ranks, or among all tokens up to the last rank."""
     winner = best
     bar = _score(logits[best], temperature, key, best)
     top = np.float64(logits[best]) / temperature
     factor = np.float32(math.exp(top - bar)) * _SLACK
+    least = order_of_rank(limit)
     size = len(logits) if count == ALL else count
-    at = 0
-    while at < size:
-        is_whole = count == ALL and at % CHUNK == 0 and at + CHUNK <= size
-        if is_whole and not _any_may_win(key, at, weights, factor):
-            at += CHUNK
-            continue
+    for at in range(0, size, CHUNK):
+        if count == ALL:
+            is_whole = at + CHUNK <= size
+            if peaks[at // CHUNK] < least or (is_whole and not _any_may_win(key, at, weights, factor)):
+                continue
         for i in range(at, min(size, at + CHUNK)):
             token = i if count == ALL else token_of(ranks[i])
             if token != best and _may_win(key, token, weights[token], factor):
+                rank = rank_of(order_of(bits[token]), token)
                 score = _score(logits[token], temperature, key, token)
-                is_first = logits[token] > logits[winner] or (logits[token] == logits[winner] and token < winner)
-                if score > bar or (score == bar and is_first):
+                is_first = rank < rank_of(order_of(bits[winner]), winner)
+                if rank <= limit and (score > bar or (score == bar and is_first)):
                     bar, winner = score, token
                     factor = np.float32(math.exp(top - bar)) * _SLACK
-        at += CHUNK
     return winner
 
 
@@ -97,15 +106,13 @@ def _count_before(bits, token):  # noqa: ANN001, ANN202 - compiled
 
 
 @njit(nogil=True, error_model="numpy")
-def _tell(a, task, logits, bits, best, temperature, peaks, ranks, count, total):  # noqa: ANN001, ANN202 - compiled
+def _tell(a, task, logits, bits, best, temperature, peaks, ranks, count, limit, total):  # noqa: ANN001, ANN202 - compiled
     """Log-probability and rank of the task's token, and the most likely ones; all among those that passed."""
     token = carray(as_pointer(a[TOKENS] + 8 * task), (1,), np.int64)[0]
     log_total = np.float64(logits[best]) / temperature + math.log(total)
     carray(as_pointer(a[TOTALS] + 8 * task), (1,), np.float64)[0] = log_total
     if token != _NONE:
-        mine, passed = rank_of(order_of(bits[token]), token), count == ALL
-        for i in range(0 if passed else count):
-            passed |= ranks[i] == mine
+        passed = rank_of(order_of(bits[token]), token) <= limit
         score = np.float64(logits[token]) / temperature - log_total if passed else -np.inf
         carray(as_pointer(a[SCORES] + 8 * task), (1,), np.float64)[0] = score
         carray(as_pointer(a[RANKS] + 8 * task), (1,), np.int64)[0] = _count_before(bits, token) + 1
@@ -116,6 +123,8 @@ def _tell(a, task, logits, bits, best, temperature, peaks, ranks, count, total):
     if wanted:
         by_rank.bring_forward(ranks, count, wanted)
         by_rank.sort(ranks, 0, wanted)
+        while ranks[wanted - 1] > limit:
+            wanted -= 1
     carray(as_pointer(a[NUM_FOUND] + 8 * task), (1,), np.int64)[0] = wanted
     tokens = carray(as_pointer(a[TOP_TOKENS] + 8 * task * a[NUM_TOP]), (wanted,), np.int64)
     scores = carray(as_pointer(a[TOP_SCORES] + 8 * task * a[NUM_TOP]), (wanted,), np.float64)
@@ -146,7 +155,7 @@ def _run_task(a, task, slot):  # noqa: ANN001, ANN202 - compiled
     if temperature == 0.0:
         token[0] = best
         return
-    count, total = by_rank.survive(
+    count, limit, total = survive(
         logits,
         bits,
         peaks,
@@ -159,10 +168,12 @@ def _run_task(a, task, slot):  # noqa: ANN001, ANN202 - compiled
         ranks,
     )
     if tells:
-        _tell(a, task, logits, bits, best, temperature, peaks, ranks, count, total)
+        if total == UNKNOWN:
+            total = mass_within(bits, weights, limit)
+        _tell(a, task, logits, bits, best, temperature, peaks, ranks, count, limit, total)
     else:
         key = carray(as_pointer(a[KEYS] + 8 * task), (1,), np.uint64)[0]
-        token[0] = _draw(logits, best, temperature, key, weights, ranks, count)
+        token[0] = _draw(logits, bits, peaks, best, temperature, key, weights, ranks, count, limit)
 
 
 @team.compiled

@@ -1,29 +1,21 @@
-"""The first tokens of a float32 row of logits by rank, found without sorting the row. Pieces for compiled kernels.
+"""Ranks of the tokens in a float32 row of logits. Pieces for compiled kernels.
 
 A token's rank: larger logits first, of equal ones the lower id. It is held as one integer, the order of the logit in
-the upper half, turned round, and the id in the lower. Every filter (top-k, top-p, min-p) keeps the first tokens by
-rank, so several keep the shortest of the runs. A threshold that is certainly low enough picks candidates, and a
-selection among these finds the border.
+the upper half, turned round, and the id in the lower.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from octavo_worker.kernels.vector import _float_bits as float_bits
-from octavo_worker.kernels.vector import exp32, njit
+from octavo_worker.kernels.vector import njit
 
 # Logits that share one peak.
 CHUNK = 64
-# Weights that are summed in float32 before float64 takes over.
-_SUM = 1024
 # Runs that are sorted instead of split.
-_SHORT = 16
+SHORT = 16
 MINUS_INFINITY = np.int32(-2139095041)  # the order of minus infinity; only a NaN may lie below
 INFINITY = np.int32(0x7F800000)
-ALL = -1
 
 
 @njit(nogil=True, inline="always")
@@ -43,6 +35,12 @@ def rank_of(order, token):  # noqa: ANN001, ANN201 - compiled
 def token_of(rank):  # noqa: ANN001, ANN201 - compiled
     """Inverse of rank_of."""
     return np.int64(rank & np.uint64(0xFFFFFFFF))
+
+
+@njit(nogil=True, inline="always")
+def order_of_rank(rank):  # noqa: ANN001, ANN201 - compiled
+    """The upper half, turned back."""
+    return np.int64(0x7FFFFFFF) - np.int64(rank >> np.uint64(32))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -77,28 +75,8 @@ def first_of(bits, peaks, best):  # noqa: ANN001, ANN201 - compiled
     return 0
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"reassoc"})
-def _sum_up(values):  # noqa: ANN001, ANN202 - compiled; the order of the sum is fixed by the length alone
-    total = np.float32(0.0)
-    for i in range(len(values)):
-        total += values[i]
-    return total
-
-
 @njit(nogil=True, error_model="numpy")
-def weigh(logits, top, scale, weights):  # noqa: ANN001, ANN201 - compiled
-    """Weights exp((logit - top) * scale) of all tokens; returns their sum."""
-    total = 0.0
-    for first in range(0, len(logits), _SUM):
-        last = min(len(logits), first + _SUM)
-        for i in range(first, last):
-            weights[i] = exp32((logits[i] - top) * scale)
-        total += np.float64(_sum_up(weights[first:last]))
-    return total
-
-
-@njit(nogil=True, error_model="numpy")
-def _split(ranks, low, high):  # noqa: ANN001, ANN202 - compiled
+def split(ranks, low, high):  # noqa: ANN001, ANN201 - compiled
     """Put no larger ones before no smaller ones in [low, high); returns the border, with something on both sides."""
     middle, last = (low + high) // 2, high - 1
     pivot = max(min(ranks[low], ranks[middle]), min(max(ranks[low], ranks[middle]), ranks[last]))
@@ -133,8 +111,8 @@ def sort(ranks, low, high):  # noqa: ANN001, ANN201 - compiled
 def bring_forward(ranks, size, count):  # noqa: ANN001, ANN201 - compiled
     """Put the ``count`` smallest of the first ``size`` in front, in any order."""
     low, high = 0, size
-    while high - low > _SHORT:
-        border = _split(ranks, low, high)
+    while high - low > SHORT:
+        border = split(ranks, low, high)
         if count < border:
             high = border
         elif count > border:
@@ -142,27 +120,6 @@ def bring_forward(ranks, size, count):  # noqa: ANN001, ANN201 - compiled
         else:
             return
     sort(ranks, low, high)
-
-
-@njit(nogil=True, error_model="numpy")
-def _reach(ranks, size, weights, target):  # noqa: ANN001, ANN202 - compiled
-    """Put the fewest tokens in front, by rank, whose weights sum up to the target; returns how many."""
-    low, high, before = 0, size, 0.0
-    while high - low > _SHORT:
-        border = _split(ranks, low, high)
-        mass = before
-        for i in range(low, border):
-            mass += np.float64(weights[token_of(ranks[i])])
-        if mass >= target:
-            high = border
-        else:
-            low, before = border, mass
-    sort(ranks, low, high)
-    for i in range(low, high):
-        before += np.float64(weights[token_of(ranks[i])])
-        if before >= target:
-            return i + 1
-    return high
 
 
 @njit(nogil=True, error_model="numpy")
@@ -177,7 +134,7 @@ def order_of_first(peaks, count, ranks):  # noqa: ANN001, ANN201 - compiled
     for i in range(count):
         last = max(last, ranks[i])
     # What is forbidden is nobody's first.
-    return max(np.int32(MINUS_INFINITY + 1), np.int32(np.int64(0x7FFFFFFF) - np.int64(last >> np.uint64(32))))
+    return max(np.int32(MINUS_INFINITY + 1), np.int32(order_of_rank(last)))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -192,72 +149,3 @@ def collect(bits, peaks, bound, ranks):  # noqa: ANN001, ANN201 - compiled
                     ranks[count] = rank_of(order, i)
                     count += 1
     return count
-
-
-@njit(nogil=True, error_model="numpy")
-def _order_above(top, temperature, weight):  # noqa: ANN001, ANN202 - compiled
-    """An order that every token of this weight or more reaches."""
-    border = np.float64(top) + temperature * (math.log(weight) - 1e-3)
-    return max(MINUS_INFINITY + 1, order_of(float_bits(np.float32(border - 1e-6 * abs(border)))))
-
-
-@njit(nogil=True, error_model="numpy")
-def _mass(ranks, count, weights):  # noqa: ANN001, ANN202 - compiled
-    total = 0.0
-    for i in range(count):
-        total += np.float64(weights[token_of(ranks[i])])
-    return total
-
-
-@njit(nogil=True, error_model="numpy")
-def _take_k(logits, bits, peaks, top, scale, count, weights, ranks):  # noqa: ANN001, ANN202 - compiled
-    """Put the first ``count`` tokens in front and weigh them; returns how many there are."""
-    found = collect(bits, peaks, order_of_first(peaks, count, ranks), ranks)
-    if found > count:
-        bring_forward(ranks, found, count)
-        found = count
-    for i in range(found):
-        token = token_of(ranks[i])
-        weights[token] = exp32((logits[token] - top) * scale)
-    return found
-
-
-@njit(nogil=True, error_model="numpy")
-def _take_mass(bits, peaks, top, temperature, target, spare, weights, ranks):  # noqa: ANN001, ANN202 - compiled
-    """Put the fewest tokens in front that reach the target; ``spare`` is what all tokens weigh beyond it."""
-    # Few tokens can weigh so much; mostly they are enough. All that are lighter than the last together weigh less
-    # than the spare.
-    for share in (64.0, 2048.0, np.float64(len(bits))):
-        found = collect(bits, peaks, _order_above(top, temperature, spare / share), ranks)
-        if share == len(bits) or _mass(ranks, found, weights) >= target:
-            break
-    return _reach(ranks, found, weights, target)
-
-
-@njit(nogil=True, error_model="numpy")
-def survive(logits, bits, peaks, top, temperature, top_k, top_p, min_p, weights, ranks):  # noqa: ANN001, ANN201 - compiled
-    """Put the tokens that pass top-k, then top-p of what is left, then min-p in front; returns (how many, weight).
-
-    (ALL, weight) when nothing is filtered: then ``ranks`` holds nothing. Tokens at minus infinity never pass.
-    """
-    scale = np.float32(min(1.0 / temperature, 1e30))
-    if 0 < top_k < len(logits):
-        count = _take_k(logits, bits, peaks, top, scale, top_k, weights, ranks)
-        if top_p < 1.0:
-            count = _reach(ranks, count, weights, top_p * _mass(ranks, count, weights))
-    else:
-        total = weigh(logits, top, scale, weights)
-        if top_p < 1.0:
-            target = top_p * total
-            count = _take_mass(bits, peaks, top, temperature, target, total - target, weights, ranks)
-        elif min_p > 0.0:
-            count = collect(bits, peaks, _order_above(top, temperature, min_p), ranks)
-        else:
-            return ALL, total
-    if min_p > 0.0:
-        border, kept = np.float64(top) + temperature * math.log(min_p), 0
-        for i in range(count):
-            if np.float64(logits[token_of(ranks[i])]) >= border:
-                ranks[kept], kept = ranks[i], kept + 1
-        count = kept
-    return count, _mass(ranks, count, weights)
