@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from octavo_worker.engine.plan import NO_KV_OPS, BatchPlan, KVDone, KVOps, StepResult
-from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.sequence import Rank, Sequence
 from octavo_worker.engine.types import Request, Token
 
 
@@ -54,6 +54,10 @@ class QueuePolicy(Protocol):
 
     def remove(self, seq: Sequence) -> None:
         """Take one out from anywhere."""
+        ...
+
+    def move(self, seq: Sequence, rank: Rank) -> None:
+        """Give one that waits another rank, and the place that goes with it."""
         ...
 
     def served(self, request: Request, num_tokens: int) -> None:

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Mapping
 
 from octavo_worker.engine.ports import QueuePolicy
-from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.sequence import Rank, Sequence
 from octavo_worker.engine.types import Request
 
 
@@ -43,6 +43,12 @@ class FcfsQueue:
     def remove(self, seq: Sequence) -> None:
         """Take one out from anywhere."""
         self._waiting.remove(seq)
+
+    def move(self, seq: Sequence, rank: Rank) -> None:
+        """Give one that waits another place."""
+        self._waiting.remove(seq)
+        seq.rank = rank
+        self.push(seq)
 
     def served(self, request: Request, num_tokens: int) -> None:
         """So many tokens were generated for a request; nothing follows from it here."""
@@ -133,6 +139,10 @@ class FairQueue:
         """Take one out from anywhere."""
         self._lines[seq.request.fair_key].remove(seq)
         self._drop_empty(seq.request.fair_key)
+
+    def move(self, seq: Sequence, rank: Rank) -> None:
+        """Give one another place in the line of its key; between keys nothing changes."""
+        self._lines[seq.request.fair_key].move(seq, rank)
 
     def served(self, request: Request, num_tokens: int) -> None:
         """So many tokens were generated for a request."""

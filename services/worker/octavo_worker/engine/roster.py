@@ -113,9 +113,7 @@ class Roster:
                 insort(line, seq, key=_rank)
                 return
         if seq.phase is Phase.WAITING and seq.unit[0] is seq:
-            self.queue.remove(seq)
-            seq.rank = rank
-            self.queue.push(seq)
+            self.queue.move(seq, rank)
             return
         # A beam that waits behind its first one.
         seq.rank = rank
