@@ -78,6 +78,48 @@ def test_penalised_greedy_answers_are_those_of_generate(world, way):
         assert 7 not in found[name]
 
 
+class Told(EngineBench):
+    """Keeps what is told of tokens, too."""
+
+    def __init__(self, loaded, **settings):
+        super().__init__(loaded, **settings)
+        self.prompts, self.outputs = {}, {}
+
+    def take(self, deltas):
+        super().take(deltas)
+        for delta in deltas:
+            self.prompts.setdefault(delta.id.request, []).extend(delta.prompt_logprobs)
+            self.outputs.setdefault(delta.id.request, []).extend(delta.logprobs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_logprobs_of_prompts_and_answers_are_those_of_the_model_in_every_way(world, way):
+    model, loaded, prompts = world
+    bench = Told(loaded, **WAYS[way])
+    if way != "preempted":
+        # Cached prefixes must not hide a prompt's log-probabilities.
+        for name, prompt in prompts.items():
+            bench.add(f"before {name}", prompt, 1)
+        bench.run()
+    for name, prompt in prompts.items():
+        told = {"num_logprobs": 2, "num_prompt_logprobs": 2}
+        bench.add(name, prompt, NEW, temperature=1.0, top_p=0.8, seed=3, **told)
+        if way == "alone":
+            bench.run()
+    bench.run()
+    assert not bench.errors
+    assert (bench.num_preemptions > 0) == (way == "preempted")
+    for name, prompt in prompts.items():
+        tokens = [*prompt, *bench.tokens[name]]
+        with torch.inference_mode():
+            expected = model(torch.tensor([tokens])).logits[0].double().log_softmax(-1)
+        found = [*bench.prompts[name], *bench.outputs[name]]
+        assert len(found) == len(tokens) - 1
+        for told, token, row in zip(found, tokens[1:], expected, strict=False):
+            assert told.logprob == pytest.approx(float(row[token]), abs=1e-3)
+            assert [value for _, value in told.top] == pytest.approx(row.topk(2).values.tolist(), abs=1e-3)
+
+
 SCHEMA = {
     "type": "object",
     "properties": {
