@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help setup up down fmt lint types check test test-unit coverage test-db test-containers verify proto migrate bench images clean
+.PHONY: help setup up down fmt lint types check test test-unit kernels coverage test-db test-containers verify proto migrate bench images clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -68,6 +68,9 @@ test: $(VENV)/.test ## Run the tests (containers and the slow ones apart)
 test-unit: $(VENV)/.test ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit tests/test_architecture.py
 
+kernels: $(VENV)/.test ## Interpret the Triton kernels over many shapes and compile all of them for three GPUs (half an hour)
+	$(BIN)/python -m pytest -q tests/unit/triton
+
 coverage: $(VENV)/.test ## Run the tests of the pure parts; their coverage has a floor
 	$(BIN)/python -m pytest tests/unit/engine tests/unit/jobs tests/unit/scheduler tests/contract --cov
 
@@ -87,7 +90,7 @@ migrate: setup ## Bring the database up to the newest schema
 	@$(BIN)/octavo db migrate
 
 bench: $(VENV)/.test ## Measure speed as ratios in one run; benchmarks/README.md says what
-	$(BIN)/python -m benchmarks.verify --only engine,serving --page build/verify/bench.md
+	$(BIN)/python -m benchmarks.verify --only engine,sampling,serving --page build/verify/bench.md
 
 images: ## Make the base images (where no registry is reachable) and build the service images
 	deploy/base-images.sh && deploy/build-images.sh

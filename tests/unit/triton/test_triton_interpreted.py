@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 HERE = Path(__file__).parent
 FILES = sorted(path.name for path in HERE.glob("interpret_*.py"))
@@ -47,3 +48,12 @@ def test_kernels_match_float64_in_the_interpreter(runs, name):
 def test_kernels_match_float64_over_many_shapes(tmp_path, name):
     process = start(name, tmp_path / name, OCTAVO_TEST_TRITON_EXAMPLES="150", PYTEST_ADDOPTS="--timeout=3000")
     assert process.wait() == 0, (tmp_path / name).read_text()
+
+
+def test_the_gpu_benchmark_says_that_there_is_no_gpu():
+    if torch.cuda.is_available():
+        return
+    command = [sys.executable, "-m", "benchmarks.gpu_kernels"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parents[2])
+    assert run.returncode == 2
+    assert run.stderr.startswith("no GPU")

@@ -144,7 +144,7 @@ def decode_attention_launch(
             "entries_ptr": entries_D2,
             "tables_ptr": tables_RB,
             "limits_ptr": limits_T,
-            "codes_ptr": codes,
+            "codes_ptr": kv.raw_codes,
             "scales_ptr": lse_DNC if scales is None else scales,
             "out_ptr": out_DNCH,
             "lse_ptr": lse_DNC,

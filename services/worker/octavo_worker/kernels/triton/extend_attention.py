@@ -191,7 +191,7 @@ def extend_attention_launch(
             "depths_ptr": plan.limits_T if plan.depths_T is None else plan.depths_T,
             "bits_ptr": plan.limits_T if plan.bits_T is None else plan.bits_T,
             "tree_firsts_ptr": plan.limits_T if plan.tree_firsts_R is None else plan.tree_firsts_R,
-            "codes_ptr": codes,
+            "codes_ptr": kv.raw_codes,
             "scales_ptr": plan.limits_T if scales is None else scales,
             "q_stride_token": q_TNH.stride(0),
             "q_stride_head": q_TNH.stride(1),

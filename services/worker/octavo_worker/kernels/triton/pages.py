@@ -76,6 +76,11 @@ class PagedKV:
         return next(name for name, dtype in _CODES.items() if dtype == self.codes.dtype)
 
     @property
+    def raw_codes(self) -> Tensor:
+        """Codes as kernels take them: e5m2 as its bits, which are the upper byte of a float16 on every device."""
+        return self.codes.view(torch.uint8) if self.codes.dtype == torch.float8_e5m2 else self.codes
+
+    @property
     def block_size(self) -> int:
         """Tokens of a block."""
         return self.codes.shape[3]

@@ -45,6 +45,9 @@ def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
 @triton.jit
 def _widen(codes, dtype: tl.constexpr, QUANTIZED: tl.constexpr):
     """Codes in the queries' dtype, exactly. By way of float32: the interpreter makes no bfloat16 of integers."""
+    if codes.dtype == tl.uint8:
+        # The bits of e5m2 are the upper byte of a float16. Triton 3.6 has no other conversion on sm_80.
+        codes = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
     if QUANTIZED:
         codes = codes.to(tl.float32)
     return codes.to(dtype)

@@ -60,6 +60,9 @@ def _store(
             # Rounding of the division must not carry the largest past the format's end, which is NaN or infinity.
             codes_GH = tl.minimum(tl.maximum(codes_GH, -largest), largest)
             codes_GH = _round(codes_GH, MANTISSA, MIN_EXPONENT)
+        if codes_ptr.dtype.element_ty == tl.uint8:
+            # e5m2: the upper byte of a float16, which holds every rounded value exactly.
+            codes_GH = (codes_GH.to(tl.float16).to(tl.uint16, bitcast=True) >> 8).to(tl.uint8)
         tl.store(place_GH, codes_GH.to(codes_ptr.dtype.element_ty), mask=valid_GH)
         tl.store(scales_ptr + scale_at + g_G * scale_stride_head, scale_G, mask=valid_G)
     else:
@@ -127,7 +130,7 @@ def write_kv_launch(k_TGH: Tensor, v_TGH: Tensor, slots_T: Tensor, kv: PagedKV, 
             "k_ptr": k_TGH,
             "v_ptr": v_TGH,
             "slots_ptr": slots_T,
-            "codes_ptr": codes,
+            "codes_ptr": kv.raw_codes,
             "scales_ptr": some,
             "k_stride_token": k_TGH.stride(0),
             "k_stride_head": k_TGH.stride(1),
