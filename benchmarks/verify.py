@@ -1,6 +1,6 @@
 """Runs everything that takes long, one after the other, and writes down what came out: docs/verify.md.
 
-Usage: python -m benchmarks.verify [--only coverage,tests,slow,engine,serving,soak] [--folder DIR] [--page FILE]
+Usage: python -m benchmarks.verify [--only tests,slow,engine,sampling,serving ...] [--folder DIR] [--page FILE]
 
 The exit code is 0 when every step passed. Nothing else should run on the machine meanwhile.
 """
@@ -61,6 +61,7 @@ def steps(model: Path, folder: Path) -> list[Step]:
         )
         for name, about in (
             ("engine", "the engine against transformers, in one process"),
+            ("sampling", "what choosing tokens takes of a decode step, by way of choosing"),
             ("serving", "the whole platform against the engine; what it takes when idle"),
         )
     ]
