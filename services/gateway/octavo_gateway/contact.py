@@ -8,7 +8,7 @@ from typing import Protocol
 from uuid import UUID
 
 from octavo_common.clock import Clock
-from octavo_common.jobs.model import Job, OwnedJob
+from octavo_common.jobs.model import Job, OwnedJob, Resumption
 
 
 class Rows(Protocol):
@@ -18,17 +18,7 @@ class Rows(Protocol):
         """Rows of these jobs, ended ones too."""
         ...
 
-    async def resume(
-        self,
-        job_id: UUID,
-        *,
-        owner: UUID,
-        fence: int,
-        emitted_ids: Sequence[int],
-        worker_dead: bool = True,
-        why: str = "",
-        first_token_ago_s: float | None = None,
-    ) -> Job | None:
+    async def resume(self, job_id: UUID, how: Resumption) -> Job | None:
         """Queue a job again with the tokens that were sent; None when somebody was first."""
         ...
 
@@ -59,24 +49,6 @@ class ContactRows:
             return rows
         return [replace(row, worker_alive=True) for row in rows]
 
-    async def resume(
-        self,
-        job_id: UUID,
-        *,
-        owner: UUID,
-        fence: int,
-        emitted_ids: Sequence[int],
-        worker_dead: bool = True,
-        why: str = "",
-        first_token_ago_s: float | None = None,
-    ) -> Job | None:
+    async def resume(self, job_id: UUID, how: Resumption) -> Job | None:
         """See StreamStore.resume."""
-        return await self._store.resume(
-            job_id,
-            owner=owner,
-            fence=fence,
-            emitted_ids=emitted_ids,
-            worker_dead=worker_dead,
-            why=why,
-            first_token_ago_s=first_token_ago_s,
-        )
+        return await self._store.resume(job_id, how)

@@ -15,7 +15,7 @@ import structlog
 
 from octavo_common.clock import Clock
 from octavo_common.errors import Internal, OctavoError, Status
-from octavo_common.jobs.model import HELD, JobState, OwnedJob
+from octavo_common.jobs.model import HELD, JobState, OwnedJob, Resumption
 from octavo_common.jobs.spec import GenerationResult, JobFailure
 from octavo_common.rpc import deadline
 from octavo_gateway import endings
@@ -267,17 +267,15 @@ class Relay:
 
     async def _resume(self, row: OwnedJob, reason: str) -> None:
         """Queue the job again with what this gateway has; when somebody was first, act on what the row says."""
-        job = await self._database(
-            self._store.resume(
-                self.job_id,
-                owner=self._owner,
-                fence=row.fence,
-                emitted_ids=() if self._restarts else tuple(self.tapes[0].ids),
-                worker_dead=reason not in ANSWERED,
-                why=reason,
-                first_token_ago_s=self._first_token_ago_s(),
-            )
+        how = Resumption(
+            owner=self._owner,
+            fence=row.fence,
+            emitted_ids=() if self._restarts else tuple(self.tapes[0].ids),
+            worker_dead=reason not in ANSWERED,
+            why=reason,
+            first_token_ago_s=self._first_token_ago_s(),
         )
+        job = await self._database(self._store.resume(self.job_id, how))
         if job is not None:
             log.info("stream.resumed", job_id=str(self.job_id), reason=reason, fence=job.fence, num_sent=self.num_sent)
             self._on_resumed()

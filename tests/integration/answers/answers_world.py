@@ -109,6 +109,7 @@ class ModelWorker:
             model_name="tiny",
             kv_bytes=4 << 20,
             num_threads=1,
+            precision="float32",
         )
 
     async def __aenter__(self) -> Self:

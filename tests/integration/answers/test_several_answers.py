@@ -8,6 +8,7 @@ from answers_world import SEEDED, Platform, expected, text_of, within
 
 import octavo
 from octavo.v1 import gateway_pb2
+from octavo_common.jobs.model import Resumption
 
 PROMPT = "hello"
 
@@ -192,7 +193,9 @@ async def test_a_lost_worker_ends_a_stream_of_several_unless_numbers_are_exact(p
         await anext(chunks)
     # As a gateway does that has lost the job's worker.
     row, owner = await platform.world.job(stream.job_id), platform.gateway.gateway.hub.owner
-    again = await platform.world.streams.resume(row.id, owner=owner, fence=row.fence, emitted_ids=(), worker_dead=False)
+    again = await platform.world.streams.resume(
+        row.id, Resumption(owner=owner, fence=row.fence, emitted_ids=(), worker_dead=False)
+    )
     assert again is not None and again.emitted_ids == ()
     wanted = [expected(PROMPT, 40, choice, **SEEDED) for choice in range(2)]
     if exact:

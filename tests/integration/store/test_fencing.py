@@ -13,7 +13,7 @@ from store_world import World, card, new_job, result
 from octavo_common import ids
 from octavo_common.db.tables import jobs
 from octavo_common.jobs import transitions as rules
-from octavo_common.jobs.model import Assignment, Held, Job, JobState
+from octavo_common.jobs.model import Assignment, Held, Job, JobState, Resumption
 from octavo_common.jobs.spec import JobFailure
 from octavo_common.jobs.transitions import Change, Core, Facts
 from octavo_common.store.changes import CORE_COLUMNS, to_core
@@ -78,7 +78,7 @@ async def test_a_job_goes_on_behind_its_emitted_tokens_and_says_when_numerics_ch
     gateway = await world.gateway()
     first = await world.worker()
     job = await world.running(first, stream_owner=gateway)
-    resumed = await world.streams.resume(job.id, owner=gateway, fence=job.fence, emitted_ids=[5, 6])
+    resumed = await world.streams.resume(job.id, Resumption(owner=gateway, fence=job.fence, emitted_ids=(5, 6)))
     assert resumed is not None
     assert (resumed.state, resumed.emitted_ids, resumed.worker_id) == (JobState.QUEUED, (5, 6), None)
     (queued,) = await world.placement.queue(10) or [None]
@@ -101,7 +101,8 @@ async def test_who_claims_a_job_that_moved_learns_what_earlier_attempts_knew(wor
     # It began when it was ten seconds old, and its first token came six seconds before now, a loss.
     await world.sql("update jobs set started_at = created_at + interval '10 s' where id = :id", id=job.id)
     resumed = await world.streams.resume(
-        job.id, owner=gateway, fence=claimed.job.fence, emitted_ids=[5], why="worker_gone", first_token_ago_s=6.0
+        job.id,
+        Resumption(owner=gateway, fence=claimed.job.fence, emitted_ids=(5,), why="worker_gone", first_token_ago_s=6.0),
     )
     assert resumed is not None
     event = (await world.jobs.events(job.id, tenant=None))[-1]
@@ -116,7 +117,10 @@ async def test_who_claims_a_job_that_moved_learns_what_earlier_attempts_knew(wor
         assert again.wait_s < 30 <= again.age_s
         # A later loss knows nothing better.
         await world.streams.resume(
-            job.id, owner=gateway, fence=again.job.fence, emitted_ids=[5, 6], worker_dead=False, first_token_ago_s=1.0
+            job.id,
+            Resumption(
+                owner=gateway, fence=again.job.fence, emitted_ids=(5, 6), worker_dead=False, first_token_ago_s=1.0
+            ),
         )
 
 
@@ -124,7 +128,7 @@ async def test_without_a_token_that_somebody_has_no_first_token_is_told(world: W
     worker, gateway = await world.worker(), await world.gateway()
     job = await world.running(worker, stream_owner=gateway)
     await world.streams.resume(
-        job.id, owner=gateway, fence=job.fence, emitted_ids=[], worker_dead=False, first_token_ago_s=1.0
+        job.id, Resumption(owner=gateway, fence=job.fence, emitted_ids=(), worker_dead=False, first_token_ago_s=1.0)
     )
     assert "first_token_s" not in (await world.jobs.events(job.id, tenant=None))[-1].details
     await world.assign(job, worker)
@@ -135,10 +139,10 @@ async def test_without_a_token_that_somebody_has_no_first_token_is_told(world: W
 async def test_only_the_owner_of_a_stream_resumes_it_and_only_once_for_a_fence(world: World) -> None:
     worker, gateway, other = await world.worker(), await world.gateway(), await world.gateway()
     job = await world.running(worker, stream_owner=gateway)
-    assert await world.streams.resume(job.id, owner=other, fence=job.fence, emitted_ids=[]) is None
-    assert await world.streams.resume(job.id, owner=gateway, fence=job.fence - 1, emitted_ids=[]) is None
-    assert await world.streams.resume(job.id, owner=gateway, fence=job.fence, emitted_ids=[1]) is not None
-    assert await world.streams.resume(job.id, owner=gateway, fence=job.fence, emitted_ids=[2]) is None
+    assert await world.streams.resume(job.id, Resumption(owner=other, fence=job.fence, emitted_ids=())) is None
+    assert await world.streams.resume(job.id, Resumption(owner=gateway, fence=job.fence - 1, emitted_ids=())) is None
+    assert await world.streams.resume(job.id, Resumption(owner=gateway, fence=job.fence, emitted_ids=(1,))) is not None
+    assert await world.streams.resume(job.id, Resumption(owner=gateway, fence=job.fence, emitted_ids=(2,))) is None
     assert (await world.get(job)).emitted_ids == (1,)
 
 
@@ -164,7 +168,7 @@ async def test_a_gateway_that_adopts_a_stream_owns_it_and_the_old_one_does_not(w
 async def test_a_worker_that_was_found_dead_gets_nothing_until_its_next_heartbeat(world: World) -> None:
     worker, gateway = await world.worker(), await world.gateway()
     job = await world.running(worker, stream_owner=gateway)
-    resumed = await world.streams.resume(job.id, owner=gateway, fence=job.fence, emitted_ids=[])
+    resumed = await world.streams.resume(job.id, Resumption(owner=gateway, fence=job.fence, emitted_ids=()))
     assert resumed is not None
     assert await world.placement.fleet() == []
     assignment = Assignment(job_id=job.id, fence=resumed.fence, worker_id=worker)
@@ -247,7 +251,9 @@ def operations(fence: int, sent: tuple[int, ...]) -> dict[str, Operation]:
             lambda c, f: rules.release(c, fence=fence, emitted_ids=sent, facts=f),
         ),
         "resume": (
-            lambda w, i: w.streams.resume(i, owner=gateway, fence=fence, emitted_ids=sent, worker_dead=False),
+            lambda w, i: w.streams.resume(
+                i, Resumption(owner=gateway, fence=fence, emitted_ids=sent, worker_dead=False)
+            ),
             lambda c, f: rules.resume(c, fence=fence, owner=gateway, emitted_ids=sent, facts=f),
         ),
         "reap": (lambda w, _: w.placement.reap(), lambda c, f: rules.reap(c, facts=f)),

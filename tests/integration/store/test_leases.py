@@ -9,7 +9,7 @@ import pytest
 from store_world import World, result
 
 from octavo_common import ids
-from octavo_common.jobs.model import Held, JobState
+from octavo_common.jobs.model import Held, JobState, Resumption
 
 
 async def test_one_heartbeat_renews_all_leases_and_names_the_lost_and_cancelled(world: World) -> None:
@@ -195,7 +195,7 @@ async def test_finish_reap_resume_cancel_and_heartbeat_at_once_leave_a_row_that_
         answers = await asyncio.gather(
             world.work.finish(job.id, job.fence, result=result(1, 2)),
             world.placement.reap(),
-            world.streams.resume(job.id, owner=gateway, fence=job.fence, emitted_ids=[1]),
+            world.streams.resume(job.id, Resumption(owner=gateway, fence=job.fence, emitted_ids=(1,))),
             world.jobs.cancel(job.id, tenant=None),
             world.processes.heartbeat(worker, held=[Held(job.id, job.fence, 1)]),
         )

@@ -9,7 +9,7 @@ from store_world import World, card, new_job, result
 
 from octavo_common import ids
 from octavo_common.errors import IdempotencyConflict, QuotaExceeded, Unavailable
-from octavo_common.jobs.model import Assignment, JobState, TenantLimits
+from octavo_common.jobs.model import Assignment, JobState, Resumption, TenantLimits
 
 
 async def test_no_more_jobs_are_queued_than_the_limit_however_many_come_at_once(world: World) -> None:
@@ -59,7 +59,9 @@ async def test_the_queue_is_in_order_of_resumed_then_priority_then_age(world: Wo
     old, young = await world.submit(), await world.submit()
     urgent = await world.submit(priority=1)
     resumed = await world.running(worker, stream_owner=gateway)
-    await world.streams.resume(resumed.id, owner=gateway, fence=resumed.fence, emitted_ids=[1], worker_dead=False)
+    await world.streams.resume(
+        resumed.id, Resumption(owner=gateway, fence=resumed.fence, emitted_ids=(1,), worker_dead=False)
+    )
     queue = await world.placement.queue(10)
     assert [q.id for q in queue] == [resumed.id, urgent.id, old.id, young.id]
     assert [q.resumed for q in queue] == [True, False, False, False]

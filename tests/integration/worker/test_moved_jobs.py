@@ -8,6 +8,7 @@ import re
 import pytest
 from fakes.tiny_worker import TinyWorker, read
 
+from octavo_common.jobs.model import Resumption
 from octavo_common.jobs.spec import GenerationResult, UsageRecord
 
 PROMPT = tuple(range(1, 12))
@@ -44,7 +45,10 @@ async def moved(worker: TinyWorker, first_token_ago_s: float | None) -> tuple[Us
     job = await worker.start(PROMPT, 30)
     got = await some(worker.stream(job), 5)
     resumed = await worker.streams.resume(
-        job.id, owner=worker.gateway_id, fence=job.fence, emitted_ids=got, first_token_ago_s=first_token_ago_s
+        job.id,
+        Resumption(
+            owner=worker.gateway_id, fence=job.fence, emitted_ids=tuple(got), first_token_ago_s=first_token_ago_s
+        ),
     )
     assert resumed is not None
     event = (await worker.jobs.events(job.id, tenant=None))[-1]

@@ -5,7 +5,7 @@ import pytest
 from fakes.tiny_worker import TinyWorker, read, until
 from sqlalchemy import text
 
-from octavo_common.jobs.model import JobState
+from octavo_common.jobs.model import JobState, Resumption
 from octavo_common.jobs.spec import GenerationResult
 
 PROMPT = tuple(range(1, 12))
@@ -75,7 +75,9 @@ async def test_a_job_that_was_taken_away_is_dropped_and_goes_on_under_the_next_f
         job = await worker.start(PROMPT, 40)
         call = worker.stream(job)
         got = await started(worker, call)
-        resumed = await worker.streams.resume(job.id, owner=worker.gateway_id, fence=job.fence, emitted_ids=got)
+        resumed = await worker.streams.resume(
+            job.id, Resumption(owner=worker.gateway_id, fence=job.fence, emitted_ids=tuple(got))
+        )
         assert resumed is not None
         assert await code_after(call) is grpc.StatusCode.ABORTED
         await until(lambda: worker.stats, lambda stats: stats.num_used_blocks == 0)

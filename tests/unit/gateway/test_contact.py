@@ -51,7 +51,7 @@ class Rows:
             for job_id in job_ids
         ]
 
-    async def resume(self, job_id: UUID, **_: Any) -> Job | None:
+    async def resume(self, job_id: UUID, how: Any) -> Job | None:
         return None
 
 

@@ -126,6 +126,22 @@ class JobEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """How a stream's owner queues its job again, when it stands under the fence."""
+
+    owner: UUID
+    fence: int
+    # What the stream has sent, and the next worker goes on from.
+    emitted_ids: tuple[int, ...] = ()
+    # Nothing is placed at the job's worker until its next heartbeat. False when the worker answered (it has lost the
+    # job, or holds another prefix); else the job could lose the same dead worker again at once.
+    worker_dead: bool = True
+    # These go into the job's history: the reason, and how long the first token of the job is known.
+    why: str = ""
+    first_token_ago_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedJob:
     """What a gateway needs of a job whose stream it owns."""
 

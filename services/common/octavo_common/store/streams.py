@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from octavo_common.db.tables import jobs
 from octavo_common.errors import JobNotFound
 from octavo_common.jobs import transitions
-from octavo_common.jobs.model import Job, JobState, OwnedJob
+from octavo_common.jobs.model import Job, JobState, OwnedJob, Resumption
 from octavo_common.jobs.transitions import Change, Core, Facts
 from octavo_common.store.base import Store
 from octavo_common.store.changes import change
@@ -52,43 +52,28 @@ class StreamStore(Store):
         """Read jobs by their ids, also ended ones; ids without a row are left out."""
         return _to_owned(await self._run(_BY_IDS, {"ids": list(job_ids)})) if job_ids else []
 
-    async def resume(
-        self,
-        job_id: UUID,
-        *,
-        owner: UUID,
-        fence: int,
-        emitted_ids: Sequence[int],
-        worker_dead: bool = True,
-        why: str = "",
-        first_token_ago_s: float | None = None,
-    ) -> Job | None:
+    async def resume(self, job_id: UUID, how: Resumption) -> Job | None:
         """Queue a job again behind the ids that its stream has sent.
 
         Returns the row: queued, or ended when it was cancelled, late, or has lost its worker too often. None: the
         fence, the owner or the state is another by now: read the row and act on what it says.
-
-        worker_dead: nothing is placed at the job's worker until its next heartbeat. Say False when the worker answered
-        (it has lost the job, or holds another prefix); else the job could lose the same dead worker again at once.
-        why and first_token_ago_s (how long the first token of the job is known) go into its history.
         """
-        sent = tuple(emitted_ids)
 
         def rule(core: Core, facts: Facts) -> Change | None:
             return transitions.resume(
                 core,
-                fence=fence,
-                owner=owner,
-                emitted_ids=sent,
+                fence=how.fence,
+                owner=how.owner,
+                emitted_ids=how.emitted_ids,
                 facts=facts,
-                why=why,
-                first_token_ago_s=first_token_ago_s,
+                why=how.why,
+                first_token_ago_s=how.first_token_ago_s,
             )
 
         async with self._transaction() as connection:
-            if worker_dead:
+            if how.worker_dead:
                 # Before the job's row: heartbeats lock processes first, too.
-                await connection.execute(_SUSPECT, {"id": job_id, "owner": owner, "fence": fence})
+                await connection.execute(_SUSPECT, {"id": job_id, "owner": how.owner, "fence": how.fence})
             _, decision = await change(connection, job_id, rule)
             if decision is None:
                 await connection.rollback()
