@@ -44,13 +44,18 @@ def _sum_up(values):  # noqa: ANN001, ANN202 - compiled; the order of the sum is
 
 
 @njit(nogil=True, error_model="numpy")
+def _weigh_part(logits, top, scale, weights):  # noqa: ANN001, ANN202 - compiled; whole slices become whole vectors
+    for i in range(len(weights)):
+        weights[i] = exp32((logits[i] - top) * scale)
+
+
+@njit(nogil=True, error_model="numpy")
 def weigh(logits, top, scale, weights):  # noqa: ANN001, ANN201 - compiled
     """Weights exp((logit - top) * scale) of all tokens; returns their sum."""
     total = 0.0
     for first in range(0, len(logits), _SUM):
         last = min(len(logits), first + _SUM)
-        for i in range(first, last):
-            weights[i] = exp32((logits[i] - top) * scale)
+        _weigh_part(logits[first:last], top, scale, weights[first:last])
         total += np.float64(_sum_up(weights[first:last]))
     return total
 

@@ -64,8 +64,8 @@ def _may_win(key, token, weight, factor):  # noqa: ANN001, ANN202 - compiled
 @njit(nogil=True, error_model="numpy")
 def _any_may_win(key, first, weights, factor):  # noqa: ANN001, ANN202 - compiled; without branches, for whole vectors
     found = np.int32(0)
-    for i in range(CHUNK):
-        found |= np.int32(_may_win(key, first + i, weights[first + i], factor))
+    for i in range(len(weights)):
+        found |= np.int32(_may_win(key, first + i, weights[i], factor))
     return found != 0
 
 
@@ -80,8 +80,8 @@ def _draw(logits, bits, peaks, best, temperature, key, weights, ranks, count, li
     size = len(logits) if count == ALL else count
     for at in range(0, size, CHUNK):
         if count == ALL:
-            is_whole = at + CHUNK <= size
-            if peaks[at // CHUNK] < least or (is_whole and not _any_may_win(key, at, weights, factor)):
+            part = weights[at : min(size, at + CHUNK)]
+            if peaks[at // CHUNK] < least or not _any_may_win(key, at, part, factor):
                 continue
         for i in range(at, min(size, at + CHUNK)):
             token = i if count == ALL else token_of(ranks[i])
