@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from answers_world import SEEDED, Platform, expected, text_of, within
+from answers_world import SEEDED, Platform, expected, text_of, tiny_worker, within
+from fakes.gateway_world import World
 
 import octavo
 from octavo.v1 import gateway_pb2
@@ -175,6 +176,16 @@ async def test_a_reader_with_other_tokens_of_an_answer_is_refused(platform: Plat
         async for _ in call:
             pass
     assert caught.value.code() is grpc.StatusCode.ABORTED
+
+
+async def test_more_answers_than_a_step_has_rows_are_refused_as_what_they_are(empty_world: World):
+    platform = Platform(empty_world)
+    await platform.start(tiny_worker(empty_world, limits={"max_sequences": 4}))
+    with pytest.raises(octavo.InvalidArgumentError) as caught:
+        await within(platform.sdk().generate(PROMPT, n=5, max_tokens=2).wait())
+    assert caught.value.code == "TOO_MANY_CHOICES"
+    result = await within(platform.sdk().generate(PROMPT, n=4, max_tokens=2, **SEEDED).wait())
+    assert len(result.choices) == 4
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -138,6 +138,8 @@ class Delta:
     finish: FinishReason | None = None
     # Set with FinishReason.ERROR.
     error: str | None = None
+    # Set with it when the request was refused: it can never run here, by its own fault.
+    refusal: str = ""
     # Prompt tokens whose KV was found in the prefix cache when the sequence was first admitted.
     num_cached: int = 0
     # So far.

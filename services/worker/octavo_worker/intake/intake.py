@@ -16,14 +16,15 @@ import structlog
 from opentelemetry.trace import Tracer
 
 from octavo_common.clock import Clock
-from octavo_common.errors import OctavoError, PromptTooLong
+from octavo_common.errors import OctavoError
 from octavo_common.jobs.model import Claimed, HeartbeatAnswer, Held
-from octavo_common.jobs.spec import GenerationSpec, JobFailure, ModelCard
+from octavo_common.jobs.spec import JobFailure, ModelCard
 from octavo_common.jobs.transitions import DEADLINE
 from octavo_common.store import WorkStore
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.engine.types import Delta, FinishReason, Request, StepStats
 from octavo_worker.intake.attempt import Attempt, new_attempt
+from octavo_worker.intake.failures import failure_of, failure_of_engine, readable_spec, refusal
 from octavo_worker.intake.grammars import Compiles, GrammarLine
 from octavo_worker.intake.meters import Meters
 from octavo_worker.intake.outbox import Outbox
@@ -146,20 +147,14 @@ class Intake:
         older = self._attempts.get(job.id)
         if older is not None:
             self._drop(older, "came back under a new fence")
-        try:
-            spec = GenerationSpec.from_json(dict(job.payload))
-        except (TypeError, KeyError, ValueError) as error:
-            spec = GenerationSpec(temperature=0.0, top_k=0, top_p=1.0, seed=0, max_tokens=0)
-            unreadable: JobFailure | None = JobFailure(code="BAD_PAYLOAD", message=f"the job cannot be read: {error}")
-        else:
-            unreadable = None
+        spec, unreadable = readable_spec(job)
         trace = JobTrace(self._tracer, self._clock, claimed, spec, worker_id=str(self._worker_id))
         attempt = new_attempt(claimed, spec, tokenizer=self._tokenizer, trace=trace, now=now)
         self._attempts[job.id] = self._by_request[attempt.request_id] = attempt
         self._book.open(attempt.log)
         self._recent.add(job.prefix_keys)
         log.info("job.claimed", job_id=str(job.id), fence=job.fence, wait_s=round(claimed.wait_s, 4))
-        failure = unreadable or self._refusal(claimed)
+        failure = unreadable or refusal(claimed, max_sequence_tokens=self._card.max_sequence_tokens)
         if failure is not None:
             self._end(attempt, End(failure=failure))
         elif job.cancel_requested:
@@ -179,7 +174,7 @@ class Intake:
         try:
             grammar = await self._grammars.compile(attempt.spec.grammar)
         except OctavoError as error:
-            self._end(attempt, End(failure=_failure_of(error)))
+            self._end(attempt, End(failure=failure_of(error)))
         except Exception:  # foreign code: the job ends by it, the worker does not
             log.exception("job.grammar_failed", job_id=str(attempt.job.id))
             failure = JobFailure(code="GRAMMAR_FAILED", message="the grammar could not be compiled")
@@ -187,17 +182,6 @@ class Intake:
         else:
             if not attempt.ending:
                 self._engine.submit(attempt.request(self._eos_ids, grammar=grammar))
-
-    def _refusal(self, claimed: Claimed) -> JobFailure | None:
-        """Why the job can never run here."""
-        job = claimed.job
-        if claimed.deadline_in_s is not None and claimed.deadline_in_s <= 0:
-            return DEADLINE
-        if job.kind != "generation":
-            return JobFailure(code="UNKNOWN_KIND", message=f"a worker runs no jobs of kind {job.kind!r}")
-        if len(job.prompt_ids) >= self._card.max_sequence_tokens:
-            return _failure_of(PromptTooLong(num_tokens=len(job.prompt_ids), limit=self._card.max_sequence_tokens))
-        return None
 
     async def _expire(self, attempt: Attempt, deadline_in_s: float) -> None:
         await self._clock.sleep(deadline_in_s)
@@ -229,9 +213,8 @@ class Intake:
         attempt.trace.step(delta, step_s)
         self._meters.tokens(attempt, delta, now)
         if delta.finish is FinishReason.ERROR:
-            log.error("job.engine_error", job_id=str(attempt.job.id), error=delta.error)
-            failure = JobFailure(code="ENGINE_FAILED", message=f"the model failed on this request: {delta.error}")
-            self._end(attempt, End(failure=failure), computing=len(attempt.choices) > 1)
+            log.error("job.engine_error", job_id=str(attempt.job.id), error=delta.error, refusal=delta.refusal)
+            self._end(attempt, End(failure=failure_of_engine(delta)), computing=len(attempt.choices) > 1)
             return
         if delta.prompt_logprobs:
             attempt.note_prompt(delta.prompt_logprobs)
@@ -326,10 +309,6 @@ class Intake:
             ago_s = None if attempt.job.emitted_ids or first_s is None else self._clock.monotonic() - first_s
             await self._store.release(attempt.job.id, attempt.job.fence, attempt.emitted_ids, first_token_ago_s=ago_s)
         self._drop(attempt, "released")
-
-
-def _failure_of(error: OctavoError) -> JobFailure:
-    return JobFailure(code=error.code, message=error.message, hint=error.hint, status=error.status.name)
 
 
 def _nothing() -> None:

@@ -136,4 +136,4 @@ class EngineLoop:
             return self._engine.add(request)
         except AdmissionError as error:
             log.warning("engine.refused", request_id=request.id, code=error.code)
-            return [Delta(id=SeqId(request.id, 0), finish=FinishReason.ERROR, error=str(error))]
+            return [Delta(id=SeqId(request.id, 0), finish=FinishReason.ERROR, error=str(error), refusal=error.code)]
