@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from octavo_common.errors import InvalidArgument
 from octavo_worker.attention.base import AttentionBackend
 from octavo_worker.runtime import build
-from octavo_worker.runtime.build import BackendDeps, BuiltEngine, EngineConfig
+from octavo_worker.runtime.build import BuiltEngine, EngineConfig
+from octavo_worker.runtime.computing import BackendDeps
 
 
 def _cpu(deps: BackendDeps) -> AttentionBackend:

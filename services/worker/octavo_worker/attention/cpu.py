@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo_worker.attention.base import AttentionCaps, AttentionNeed, AttnBatch, KVSpec, kv_shape
+from octavo_worker.attention.tiles import cut_tiles, visible_lengths
 
 if TYPE_CHECKING:
     from octavo_worker.kernels.team import Arguments
@@ -25,7 +26,6 @@ except ImportError as error:  # numba is an extra of the worker
     team = None
     _MISSING = f"numba cannot be imported ({error})"
 
-_TILE = 16
 _CAPS = AttentionCaps(
     devices=frozenset({"cpu"}),
     dtypes=frozenset({"float32"}),
@@ -73,19 +73,8 @@ class CpuAttention:
         return kv_shape(spec)
 
     def plan(self, batch: AttnBatch) -> CpuPlan:
-        """Cut each row's (token, head of a group) pairs into tiles of 16; the longest tiles run first."""
-        counts_R, starts_R = batch.num_tokens_R.astype(np.int64), batch.starts_R.astype(np.int64)
-        first_R = np.cumsum(counts_R) - counts_R
-        num_tiles_R = -(-counts_R * self._group // _TILE)
-        row_of = np.repeat(np.arange(len(counts_R)), num_tiles_R)
-        first_pair = (np.arange(len(row_of)) - np.repeat(np.cumsum(num_tiles_R) - num_tiles_R, num_tiles_R)) * _TILE
-        num_pairs = np.minimum(_TILE, counts_R[row_of] * self._group - first_pair)
-        cost = starts_R[row_of] + (first_pair + num_pairs) // self._group
-        order = np.argsort(-cost, kind="stable")
-        tiles = np.stack([row_of, first_R[row_of], first_pair, num_pairs], axis=1)[order].astype(np.int32)
-        within_T = np.arange(int(counts_R.sum())) - np.repeat(first_R, counts_R)
-        limits_T = (np.repeat(starts_R, counts_R) + within_T + 1).astype(np.int32)
-        tiles = np.ascontiguousarray(tiles)
+        """Cut the batch into tiles and lay out the arguments that all layers share."""
+        tiles, limits_T = cut_tiles(batch, self._group), visible_lengths(batch)
         tables_RB = np.ascontiguousarray(batch.tables_RB, dtype=np.int32)
         slots_T = np.ascontiguousarray(batch.slots_T, dtype=np.int64)
         args, out = self._arguments(tiles, tables_RB, limits_T, slots_T)

@@ -21,7 +21,8 @@ _WORTH_THREADS = 1 << 15
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _sum_of_squares(x):  # noqa: ANN001, ANN202 - compiled; the order of the sum is fixed by the width alone
+def sum_of_squares(x):  # noqa: ANN001, ANN201 - compiled
+    """The order of the sum is fixed by the width alone."""
     total = np.float32(0.0)
     for i in range(len(x)):
         total += x[i] * x[i]
@@ -41,7 +42,7 @@ def _rms_norm(raw) -> None:  # noqa: ANN001 - compiled
         for row in range(task * a[ROWS_PER_TASK], min(a[ROWS], (task + 1) * a[ROWS_PER_TASK])):
             x = carray(as_pointer(a[X] + 4 * row * a[X_ROW]), (width,), np.float32)
             out = carray(as_pointer(a[OUT] + 4 * row * width), (width,), np.float32)
-            scale = np.float32(1.0) / np.sqrt(_sum_of_squares(x) / np.float32(width) + eps)
+            scale = np.float32(1.0) / np.sqrt(sum_of_squares(x) / np.float32(width) + eps)
             for i in range(width):
                 out[i] = x[i] * scale * weight[i]
 

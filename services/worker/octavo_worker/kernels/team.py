@@ -17,8 +17,11 @@ from types import ModuleType
 from typing import Any
 
 import numba
+import numpy as np
 import torch
 from numba import types
+
+from octavo_worker.kernels.vector import carray, fetch_add
 
 NEXT = 0
 NUM_TASKS = 1
@@ -47,6 +50,26 @@ def _fork() -> tuple[Any, str]:
 def why_single_threaded() -> str:
     """Why kernels run on the calling thread only; empty when they use torch's threads."""
     return _fork()[1]
+
+
+@cache
+def granted(num_threads: int) -> int:
+    """How many threads a team of so many really has: OpenMP may have a limit of its own."""
+    parallel = _fork()[0]
+    if num_threads <= 1 or parallel is None:
+        return 1
+    args = Arguments(FIRST_ARGUMENT)
+    # Each thread of the team draws a slot; the call returns when all have.
+    parallel(_count_in().address, args.address, num_threads, 0)
+    return int(args.values[SLOT])
+
+
+@cache
+def _count_in() -> Launcher:
+    def count_in(raw: Any) -> None:
+        fetch_add(carray(raw, (FIRST_ARGUMENT,), np.int64).ctypes.data + 8 * SLOT, 1)
+
+    return compiled(count_in)
 
 
 def compiled(function: Callable[[Any], None]) -> Launcher:
@@ -89,10 +112,10 @@ class Arguments:
 class Launcher:
     """One kernel, ready to run. The interpreter lock is released while it runs."""
 
-    __slots__ = ("_address", "_alone", "_parallel")
+    __slots__ = ("_alone", "_parallel", "address")
 
     def __init__(self, address: int) -> None:
-        self._address = address
+        self.address = address
         self._alone = ctypes.CFUNCTYPE(None, _VOID_P)(address)
         self._parallel = _fork()[0]
 
@@ -102,6 +125,6 @@ class Launcher:
         values[NEXT] = 0
         values[SLOT] = 0
         if num_threads > 1 and self._parallel is not None:
-            self._parallel(self._address, args.address, min(num_threads, values[NUM_TASKS]), 0)
+            self._parallel(self.address, args.address, min(num_threads, values[NUM_TASKS]), 0)
         else:
             self._alone(args.address)

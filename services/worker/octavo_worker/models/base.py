@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -120,7 +120,9 @@ class Model(Protocol):
 class LoadedModel:
     """A model with what serves it."""
 
-    model: Model
+    model: Any
+    """A Model for float32; IntegerWeights for precisions that compute in integers."""
+    precision: str = "float32"
     config: ModelConfig
     bundle: TokenizerBundle
     digest: str

@@ -7,14 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo_worker.models.base import InvalidModel
 
 Shape = tuple[int, ...]
+
+
+class StoredBlocks(NamedTuple):
+    """A matrix in GGUF's blocks."""
+
+    # GGUF's name of the type, such as Q4_1.
+    kind: str
+    # uint8 [outputs, blocks of a row, bytes of a block]
+    blocks_OGB: np.ndarray
 
 
 class Checkpoint(AbstractContextManager["Checkpoint", None], Protocol):
@@ -32,6 +42,10 @@ class Checkpoint(AbstractContextManager["Checkpoint", None], Protocol):
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Write a tensor's values into ``out`` (float32, contiguous, of the tensor's shape)."""
+        ...
+
+    def read_blocks(self, name: str) -> StoredBlocks | None:
+        """A quantised matrix as it is stored, rows in the same order; None for a tensor of floats."""
         ...
 
 

@@ -21,7 +21,7 @@ from octavo_worker.models.head_norms import HeadNorm, NoHeadNorm, RmsHeadNorm
 from octavo_worker.models.layers import Linear, RmsNorm, Rope, interleave, silu_gate
 
 # Buffers that old checkpoints carry, and the head that a tied checkpoint may store twice.
-_IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
+IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
         """Read all weights; raises InvalidModel when they do not fit the configuration."""
-        ignored = (*_IGNORED, "lm_head.weight") if config.tie_embeddings else _IGNORED
+        ignored = (*IGNORED, "lm_head.weight") if config.tie_embeddings else IGNORED
         require(checkpoint, tensors(config), ignored=ignored)
         self._config = config
         self._rope = Rope(config.rope)

@@ -14,7 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from torch import Tensor
 
 from octavo_worker.models.base import InvalidModel, ModelConfig
-from octavo_worker.models.checkpoint import Shape
+from octavo_worker.models.checkpoint import Shape, StoredBlocks
 from octavo_worker.models.families import GGUF_FAMILIES
 from octavo_worker.models.gguf import GgufFile, GgufTensor
 from octavo_worker.models.gguf_quants import SUPPORTED, dequantize
@@ -89,6 +89,25 @@ class GgufCheckpoint:
             # llama.cpp stores the two dims of a rotated pair side by side; Hugging Face half a head apart.
             paired = out.view(heads, -1, 2, *out.shape[1:]).transpose(1, 2)
             out.copy_(paired.reshape(out.shape))
+
+    def read_blocks(self, name: str) -> StoredBlocks | None:
+        """The bytes of a quantised matrix, rows in Hugging Face's order; None for a tensor of floats."""
+        tensor = self._tensors[name]
+        block, block_bytes = GGML_QUANT_SIZES[tensor.kind]
+        if block == 1 or len(tensor.shape) != 2:
+            return None
+        rows, columns = tensor.shape
+        with self._file.path.open("rb") as stream:
+            stream.seek(tensor.offset)
+            raw = np.frombuffer(stream.read(rows * columns // block * block_bytes), np.uint8)
+        if raw.size != rows * columns // block * block_bytes:
+            raise InvalidModel(f"{self.where}: the file ends inside the tensor {tensor.name}")
+        blocks_OGB = raw.reshape(rows, columns // block, block_bytes)
+        heads = self._paired.get(name.split(".")[-2])
+        if heads is not None:
+            paired = blocks_OGB.reshape(heads, -1, 2, *blocks_OGB.shape[1:]).swapaxes(1, 2)
+            blocks_OGB = paired.reshape(blocks_OGB.shape)
+        return StoredBlocks(tensor.kind.name, blocks_OGB)
 
     def __enter__(self) -> GgufCheckpoint:
         return self

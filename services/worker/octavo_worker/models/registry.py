@@ -6,33 +6,41 @@ import json
 from pathlib import Path
 from typing import Any
 
-from octavo_common.errors import InvalidArgument
 from octavo_common.models.digest import files_digest
 from octavo_common.text.bundle import TokenizerBundle
+from octavo_worker.kernels.integer import has_vnni
 from octavo_worker.models.base import InvalidModel, LoadedModel, ModelConfig
+from octavo_worker.models.checkpoint import Checkpoint
 from octavo_worker.models.config import read_config
 from octavo_worker.models.decoder import Decoder, num_parameters
 from octavo_worker.models.gguf import read_gguf
 from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, quantization
 from octavo_worker.models.gguf_config import gguf_config
 from octavo_worker.models.gguf_tokenizer import gguf_bundle
+from octavo_worker.models.integer_weights import IntegerWeights, read_weights
+from octavo_worker.models.precision import FLOAT32, W4A8, choose_precision
 from octavo_worker.models.weights import SafetensorsCheckpoint, weight_files
 
-_PRECISIONS = ("float32",)
 
-
-def load_model(path: str | Path, *, precision: str = "float32", name: str = "") -> LoadedModel:
+def load_model(path: str | Path, *, precision: str = FLOAT32, name: str = "") -> LoadedModel:
     """Load a GGUF file, or a directory with config.json and safetensors, or with one GGUF file.
 
-    Raises InvalidModel or UnsupportedTokenizer (errors that name the file and the tensor) when the files are not sound,
-    InvalidArgument for a precision that we do not compute in.
+    Raises InvalidModel or UnsupportedTokenizer (errors that name the file and the tensor) when the files are not sound;
+    InvalidArgument or FailedPrecondition for a precision that we, or this model, do not compute in.
     """
-    if precision not in _PRECISIONS:
-        raise InvalidArgument(
-            f"the precision {precision!r} is not supported", hint=f"supported: {', '.join(_PRECISIONS)}"
-        )
     source = find_model(Path(path))
-    return _load_gguf(source, name) if source.is_file() else _load_directory(source, name)
+    load = _load_gguf if source.is_file() else _load_directory
+    return load(source, name, precision)
+
+
+def _read(config: ModelConfig, checkpoint: Checkpoint, precision: str) -> Decoder | IntegerWeights:
+    if precision == FLOAT32:
+        return Decoder(config, checkpoint)
+    return read_weights(config, checkpoint, as_stored=precision == W4A8)
+
+
+def _weight_bytes(model: Decoder | IntegerWeights, config: ModelConfig) -> int:
+    return 4 * num_parameters(config) if isinstance(model, Decoder) else model.num_bytes
 
 
 def find_model(path: Path) -> Path:
@@ -50,41 +58,46 @@ def find_model(path: Path) -> Path:
     raise InvalidModel(f"{path} has {what}", hint="give a GGUF file, or a directory with config.json and safetensors")
 
 
-def _load_gguf(path: Path, name: str) -> LoadedModel:
+def _load_gguf(path: Path, name: str, precision: str) -> LoadedModel:
     file = read_gguf(path)
     config = gguf_config(file)
+    kind = quantization(file)
+    precision = choose_precision(precision, config, quantization=kind, has_vnni=has_vnni())
     bundle = gguf_bundle(file)
     _check_vocabulary(bundle, config, str(path))
     with GgufCheckpoint(file, config) as checkpoint:
-        model = Decoder(config, checkpoint)
+        model = _read(config, checkpoint, precision)
     return LoadedModel(
         model=model,
+        precision=precision,
         config=config,
         bundle=bundle,
         digest=files_digest([path]),
         name=name or str(file.metadata.get("general.name") or path.stem),
         num_parameters=num_parameters(config),
-        weight_bytes=4 * num_parameters(config),
+        weight_bytes=_weight_bytes(model, config),
         source="gguf",
-        quantization=quantization(file),
+        quantization=kind,
     )
 
 
-def _load_directory(directory: Path, name: str) -> LoadedModel:
+def _load_directory(directory: Path, name: str, precision: str) -> LoadedModel:
     config = read_config(directory)
+    precision = choose_precision(precision, config, quantization="", has_vnni=has_vnni())
     bundle = TokenizerBundle.from_directory(directory)
     _check_vocabulary(bundle, config, str(directory))
     with SafetensorsCheckpoint(directory) as checkpoint:
-        model = Decoder(config, checkpoint)
+        model = _read(config, checkpoint, precision)
     return LoadedModel(
         model=model,
+        precision=precision,
         config=config,
         bundle=bundle,
         # The configuration too: the same weights with another base of their angles are another model.
         digest=files_digest([directory / "config.json", *weight_files(directory)]),
         name=name or directory.resolve().name,
         num_parameters=num_parameters(config),
-        weight_bytes=4 * num_parameters(config),
+        weight_bytes=_weight_bytes(model, config),
         source="safetensors",
     )
 

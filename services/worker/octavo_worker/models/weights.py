@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo_worker.models.base import InvalidModel
-from octavo_worker.models.checkpoint import Shape
+from octavo_worker.models.checkpoint import Shape, StoredBlocks
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -96,6 +96,11 @@ class SafetensorsCheckpoint:
     def _fill(self, file: BinaryIO, tensor: Tensor, name: str) -> None:
         if file.readinto(memoryview(tensor.view(torch.uint8).numpy())) != tensor.nbytes:  # type: ignore[attr-defined]
             raise InvalidModel(f"{file.name}: the file ends inside the tensor {name}")
+
+    def read_blocks(self, name: str) -> StoredBlocks | None:
+        """Never any: these files hold floats."""
+        del name
+        return None
 
     def __enter__(self) -> SafetensorsCheckpoint:
         return self

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import torch
 
-from octavo_common.errors import FailedPrecondition
 from octavo_common.jobs.spec import ModelCard
 from octavo_common.text.bundle import TokenizerBundle
-from octavo_worker.attention.base import AttentionBackend, AttentionNeed, KVSpec, select
 from octavo_worker.engine.blocks import BlockPool
 from octavo_worker.engine.core import Engine
 from octavo_worker.engine.ports import LocalKV, NeverExit
@@ -24,18 +21,15 @@ from octavo_worker.kv.host import map_slots
 from octavo_worker.kv.local import LocalTransfer
 from octavo_worker.models.base import LoadedModel
 from octavo_worker.models.registry import load_model
+from octavo_worker.runtime.computing import BLOCK_SIZE, BackendFactory, Resources, compute, num_blocks_of_longest
 from octavo_worker.runtime.executor import TorchExecutor
 from octavo_worker.runtime.inputs import InputBuilder
-from octavo_worker.runtime.memory import allocate_pool, block_bytes
 from octavo_worker.runtime.pages import collapse_resident_memory
-from octavo_worker.runtime.runner import ModelRunner
 from octavo_worker.runtime.shape import planned_shape
 from octavo_worker.verify.coupled import Coupled
 from octavo_worker.verify.grammars import GrammarStore
 
 log = structlog.get_logger(__name__)
-
-BLOCK_SIZE = 16
 
 TOKENS_PER_THREAD, MAX_BATCH_TOKENS = 128, 512
 
@@ -47,7 +41,7 @@ class EngineConfig:
     model_path: Path
     # Name under which the model is served; empty takes the file's own.
     model_name: str = ""
-    # auto is chosen by rule; on a CPU it is float32.
+    # auto is chosen by rule: see models/precision.
     precision: str = "auto"
     kv_bytes: int = 1 << 30
     # None takes what torch finds.
@@ -70,21 +64,6 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackendDeps:
-    """What attention backends are built from."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    num_threads: int
-
-
-BackendFactory = Callable[[BackendDeps, str], Sequence[AttentionBackend]]
-"""``factory(deps, name)``: the backends to choose from in order of preference; ``auto`` is all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
     """An engine and what its service announces."""
 
@@ -102,8 +81,7 @@ def build_engine(config: EngineConfig, backends: BackendFactory) -> BuiltEngine:
     """Load the model and build the engine. Raises typed errors: bad files, no backend, a pool too small."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    precision = "float32" if config.precision == "auto" else config.precision
-    loaded = load_model(config.model_path, precision=precision, name=config.model_name)
+    loaded = load_model(config.model_path, precision=config.precision, name=config.model_name)
     log.info("engine.huge_pages", num_bytes=collapse_resident_memory())
     return assemble(config, loaded, backends)
 
@@ -111,53 +89,27 @@ def build_engine(config: EngineConfig, backends: BackendFactory) -> BuiltEngine:
 def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory) -> BuiltEngine:
     """Build the engine around a loaded model."""
     model = loaded.config
-    dtype: torch.dtype = getattr(torch, model.dtype)
     num_threads = torch.get_num_threads()
-    deps = BackendDeps(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=BLOCK_SIZE,
-        num_threads=num_threads,
+    computing = compute(
+        loaded,
+        Resources(
+            kv_bytes=config.kv_bytes,
+            num_threads=num_threads,
+            attention_backend=config.attention_backend,
+            backends=backends,
+            poison=config.poison_fresh_blocks,
+        ),
     )
-    need = AttentionNeed(
-        device="cpu",
-        dtype=model.dtype,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=BLOCK_SIZE,
-        sliding_window=bool(model.windows),
-    )
-    attention = select(backends(deps, config.attention_backend), need)
-    num_blocks = config.kv_bytes // block_bytes(
-        num_layers=model.num_layers,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-    )
-    if num_blocks < 1:
-        raise FailedPrecondition(
-            f"{config.kv_bytes} bytes hold no block of keys and values", hint="raise OCTAVO_WORKER_KV_BYTES"
-        )
-    spec = KVSpec(
-        num_blocks=num_blocks,
-        num_layers=model.num_layers,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-    )
-    pool = allocate_pool(attention.kv_shape(spec), dtype, poison=config.poison_fresh_blocks)
+    pool, num_blocks, numerics_id = computing.pool, computing.num_blocks, computing.numerics_id
     num_host_slots = config.swap_bytes // pool[0].nbytes if config.preemption == "swap" else 0
     grammars = GrammarStore(loaded.bundle, vocab_size=model.vocab_size, eos_ids=model.eos_ids)
     executor = TorchExecutor(
         inputs=InputBuilder(
             block_size=BLOCK_SIZE,
-            max_blocks=num_blocks_of_longest(model.context_length, num_blocks),
+            max_blocks=num_blocks_of_longest(model, num_blocks),
             grammars=grammars,
         ),
-        runner=ModelRunner(model=loaded.model, attention=attention, kv=pool),
+        runner=computing.runner,
         verifier=Coupled(),
         kv=LocalTransfer(pool, map_slots(pool, num_host_slots)),
         poison_fresh_blocks=config.poison_fresh_blocks,
@@ -169,7 +121,6 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         max_chunk_tokens=config.max_chunk_tokens,
         max_sequence_tokens=min(model.context_length, num_blocks * BLOCK_SIZE - executor.lookahead),
     )
-    numerics_id = describe_numerics(model.dtype, attention.name, num_threads)
     scheduler = Scheduler(
         pool=BlockPool(num_blocks, BLOCK_SIZE),
         limits=limits,
@@ -194,8 +145,9 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         num_blocks=num_blocks,
         vocab_size=model.vocab_size,
         shape=planned_shape(config.model_path, loaded.name),
+        exact=computing.exact,
     )
-    log.info("engine.built", model=card.name, numerics_id=numerics_id, num_blocks=num_blocks, attention=attention.name)
+    log.info("engine.built", model=card.name, numerics_id=numerics_id, num_blocks=num_blocks)
     return BuiltEngine(
         engine=Engine(scheduler, executor),
         card=card,
@@ -203,7 +155,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         eos_ids=model.eos_ids,
         limits=scheduler.limits,
         loaded=loaded,
-        attention_backend=attention.name,
+        attention_backend=computing.attention_backend,
         grammars=grammars,
     )
 
@@ -215,15 +167,3 @@ def default_batch_tokens(num_threads: int, max_sequences: int) -> int:
     hardly more tokens a second.
     """
     return max(min(TOKENS_PER_THREAD * num_threads, MAX_BATCH_TOKENS), max_sequences)
-
-
-def num_blocks_of_longest(context_length: int, num_blocks: int) -> int:
-    """Blocks of the longest sequence."""
-    return min(-(-context_length // BLOCK_SIZE), num_blocks)
-
-
-def describe_numerics(dtype: str, attention: str, num_threads: int) -> str:
-    """What tokens depend on beside model and request, for example `float32/cpu-torch-2.13/avx512/t1`."""
-    version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-    instructions = torch.backends.cpu.get_cpu_capability().lower()
-    return f"{dtype}/{attention}-torch-{version}/{instructions}/t{num_threads}"

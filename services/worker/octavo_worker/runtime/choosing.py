@@ -8,12 +8,12 @@ from torch import Tensor
 
 from octavo_worker.engine.plan import RowResult
 from octavo_worker.engine.types import SeqId, TokenLogprobs
+from octavo_worker.runtime.computing import Runner
 from octavo_worker.runtime.inputs import ForwardInputs
-from octavo_worker.runtime.runner import ModelRunner
 from octavo_worker.verify.base import Verifier
 
 
-def choose(inputs: ForwardInputs, hidden_TD: Tensor, runner: ModelRunner, verifier: Verifier) -> dict[SeqId, RowResult]:
+def choose(inputs: ForwardInputs, hidden_TD: Tensor, runner: Runner, verifier: Verifier) -> dict[SeqId, RowResult]:
     """Results of the rows that want something."""
     results: dict[SeqId, RowResult] = {}
     counts_R = [1 + len(row.draft) for row in inputs.wanted_rows]
@@ -37,7 +37,7 @@ def choose(inputs: ForwardInputs, hidden_TD: Tensor, runner: ModelRunner, verifi
 
 
 def _score(
-    inputs: ForwardInputs, hidden_TD: Tensor, runner: ModelRunner, verifier: Verifier
+    inputs: ForwardInputs, hidden_TD: Tensor, runner: Runner, verifier: Verifier
 ) -> dict[SeqId, list[TokenLogprobs | None]]:
     found: dict[SeqId, list[TokenLogprobs | None]] = {}
     # Each position is on its own: a long prompt is cut wherever a slice is full.

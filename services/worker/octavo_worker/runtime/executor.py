@@ -6,8 +6,8 @@ from octavo_worker.engine.plan import BatchPlan, RowResult, StepResult
 from octavo_worker.engine.types import SeqId
 from octavo_worker.kv.base import KVTransfer
 from octavo_worker.runtime.choosing import choose
+from octavo_worker.runtime.computing import Runner
 from octavo_worker.runtime.inputs import InputBuilder
-from octavo_worker.runtime.runner import ModelRunner
 from octavo_worker.verify.base import Verifier
 
 _NOTHING = RowResult()
@@ -20,7 +20,7 @@ class TorchExecutor:
         self,
         *,
         inputs: InputBuilder,
-        runner: ModelRunner,
+        runner: Runner,
         verifier: Verifier,
         kv: KVTransfer,
         poison_fresh_blocks: bool = False,

@@ -31,5 +31,6 @@ def allocate_pool(shape: tuple[int, ...], dtype: torch.dtype, *, poison: bool = 
     first = -memory.data_ptr() % _HUGE_PAGE
     pool = memory[first : first + num_bytes].view(dtype).view(shape)
     if poison:
-        pool.fill_(math.nan)
+        # All bits set: NaN as a float of any width.
+        memory[first : first + num_bytes] = 255
     return pool

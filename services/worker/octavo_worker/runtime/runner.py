@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo_worker.attention.base import AttentionBackend
 from octavo_worker.models.base import Model
 from octavo_worker.runtime.inputs import ForwardInputs
+from octavo_worker.runtime.slices import cut_positions
 
 
 class ModelRunner:
@@ -40,15 +41,9 @@ class ModelRunner:
 
     def logits(self, hidden_TD: Tensor, counts_R: list[int], wanted_S: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Logits of the wanted positions as (rows, ``[S, V]``), in slices of bounded bytes that cut no row apart."""
-        first_row = first = 0
-        while first_row < len(counts_R):
-            last_row, last = first_row + 1, first + counts_R[first_row]
-            while last_row < len(counts_R) and last + counts_R[last_row] - first <= self._rows_at_once:
-                last += counts_R[last_row]
-                last_row += 1
+        for rows, positions in cut_positions(counts_R, self._rows_at_once):
             with torch.inference_mode():
-                yield slice(first_row, last_row), self._model.logits(hidden_TD[wanted_S[first:last]])
-            first_row, first = last_row, last
+                yield rows, self._model.logits(hidden_TD[wanted_S[positions]])
 
     def poison(self, blocks: list[int]) -> None:
         """Fill blocks with NaN, so that a wrong mask shows."""

@@ -1,0 +1,332 @@
+"""Pieces of integer arithmetic for numba kernels: dot products of bytes in groups of 32 with a scale each.
+
+The scheme is llama.cpp's: a group of 32 weights shares a scale (and, in Q4_1, a minimum), and so does a group of 32
+activations. With weights w = d q + m and activations x = s p,
+
+    sum over the group of w x  =  d s (sum of q p)  +  m s (sum of p).
+
+The sum of q p is exact in int32. Groups are added in float32 in rising order, each by the same two or three operations
+whatever the number of rows, so a row's result is bit for bit the same in any company.
+
+Weights lie in tiles of 16 outputs, group after group: vector j of a group holds bytes 4j .. 4j + 3 of the group for
+each of the 16 outputs, then come the 16 scales (and minima) as float16. That is what one `vpdpbusd` wants
+(AVX512-VNNI); elsewhere the same integers are added up by ordinary instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from octavo_worker.kernels.vector import LANES, intrinsic
+
+GROUP = 32
+_F16, _F32 = ir.HalfType(), ir.FloatType()
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_INTS = ir.VectorType(_I32, LANES)
+_FLOATS = ir.VectorType(_F32, LANES)
+_HALVES = ir.VectorType(_F16, LANES)
+_BYTES = ir.VectorType(_I8, LANES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How weights are stored. Unsigned integers q stand for d (q - zero), or for d q + m where there are minima."""
+
+    name: str
+    # 4 or 8; of 4-bit ones, vectors j and j + 4 share a vector of bytes, j in the low halves.
+    bits: int
+    zero: int
+    has_minima: bool
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of 16 outputs' groups."""
+        return 8 * self.bits * LANES // 2 + 2 * LANES * (2 if self.has_minima else 1)
+
+    def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
+        """Bytes of a matrix; both sizes are padded, to tiles and groups."""
+        return -(-num_outputs // LANES) * -(-num_inputs // GROUP) * self.group_bytes
+
+
+# As GGUF's Q8_0, Q4_0 and Q4_1.
+Q8_0 = Format(name="q8_0", bits=8, zero=128, has_minima=False)
+Q4_0 = Format(name="q4_0", bits=4, zero=8, has_minima=False)
+Q4_1 = Format(name="q4_1", bits=4, zero=0, has_minima=True)
+FORMATS = (Q8_0, Q4_0, Q4_1)
+
+
+def has_vnni() -> bool:
+    """Whether this machine multiplies and adds four bytes a lane in one instruction of 16 lanes."""
+    return bool(llvm.get_host_cpu_features().get("avx512vnni"))
+
+
+def constant(kind: Any, value: Any) -> Any:
+    """A constant; of a vector, in all lanes."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def call(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
+    """Call an intrinsic of LLVM's."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def splat(builder: Any, scalar: Any) -> Any:
+    """A scalar in all lanes."""
+    nothing = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+    one = builder.insert_element(nothing, scalar, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(one, nothing, constant(ir.VectorType(_I32, LANES), 0))
+
+
+def load(builder: Any, base: Any, num_bytes: Any, kind: Any) -> Any:
+    """Read a value some bytes behind a byte pointer; no alignment is assumed."""
+    at = num_bytes if hasattr(num_bytes, "type") else ir.Constant(_I64, num_bytes)
+    value = builder.load(builder.bitcast(builder.gep(base, [at]), kind.as_pointer()), typ=kind)
+    value.align = 1
+    return value
+
+
+def store(builder: Any, value: Any, base: Any, num_bytes: Any) -> None:
+    """Write a value some bytes behind a byte pointer."""
+    at = num_bytes if hasattr(num_bytes, "type") else ir.Constant(_I64, num_bytes)
+    builder.store(value, builder.bitcast(builder.gep(base, [at]), value.type.as_pointer())).align = 1
+
+
+def prefetch(builder: Any, base: Any, num_bytes: Any) -> None:
+    """Ask for the cache line some bytes behind a pointer; harmless wherever it points."""
+    place = builder.gep(base, [num_bytes])
+    kind = ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(function, [place, ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)])
+
+
+def dot4(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """Total + four products of bytes in each lane; `unsigned` and `signed` are <16 x i32> of four bytes a lane."""
+    if has_vnni():
+        return call(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, [total, unsigned, signed])
+    for byte in range(4):
+        left = builder.and_(builder.lshr(unsigned, constant(_INTS, 8 * byte)), constant(_INTS, 255))
+        right = builder.ashr(builder.shl(signed, constant(_INTS, 24 - 8 * byte)), constant(_INTS, 24))
+        total = builder.add(total, builder.mul(left, right))
+    return total
+
+
+class Loop:
+    """`for index in range(count)`, count >= 1, with values that go around."""
+
+    def __init__(self, builder: Any, count: Any, carried: list[Any]) -> None:
+        self._builder, self._count = builder, count
+        entry = builder.block
+        self._body = builder.append_basic_block("loop")
+        self._after = builder.append_basic_block("loop.end")
+        builder.branch(self._body)
+        builder.position_at_end(self._body)
+        self.index = builder.phi(_I64)
+        self.index.add_incoming(ir.Constant(_I64, 0), entry)
+        self.carried = [builder.phi(value.type) for value in carried]
+        for phi, value in zip(self.carried, carried, strict=True):
+            phi.add_incoming(value, entry)
+
+    def close(self, carried: list[Any]) -> None:
+        """End the body with the values for the next round; they are also what the loop leaves."""
+        builder = self._builder
+        following = builder.add(self.index, ir.Constant(_I64, 1))
+        self.index.add_incoming(following, builder.block)
+        for phi, value in zip(self.carried, carried, strict=True):
+            phi.add_incoming(value, builder.block)
+        builder.cbranch(builder.icmp_signed("<", following, self._count), self._body, self._after)
+        builder.position_at_end(self._after)
+
+
+def _weights(builder: Any, base: Any, form: Format) -> list[Any]:
+    """The eight vectors of a group, four unsigned bytes a lane."""
+    if form.bits == 8:
+        return [load(builder, base, 64 * j, _INTS) for j in range(8)]
+    packed = [load(builder, base, 64 * j, _INTS) for j in range(4)]
+    low = constant(_INTS, 0x0F0F0F0F)
+    return [builder.and_(word, low) for word in packed] + [
+        builder.and_(builder.lshr(word, constant(_INTS, 4)), low) for word in packed
+    ]
+
+
+def make_dot_rows(form: Format, num_rows: int) -> Any:
+    """An intrinsic for one tile and so many rows.
+
+    `(weights, ints, scales, sums, num_inputs, out, out_stride, adds)`, all int64: addresses, numbers of elements, and
+    whether `out` (float32 [rows, 16], rows `out_stride` apart) is added to or written. Rows of `ints` (int8) are
+    num_inputs apart, those of `scales` and `sums` num_inputs / 32: see `quantize`.
+    """
+
+    @intrinsic
+    def dot_rows(
+        typingctx: Any,
+        weights: Any,
+        ints: Any,
+        scales: Any,
+        sums: Any,
+        num_inputs: Any,
+        out: Any,
+        stride: Any,
+        adds: Any,
+    ) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _I8.as_pointer()
+            weights, ints, scales, sums, out = (builder.inttoptr(args[i], pointer) for i in (0, 1, 2, 3, 5))
+            num_inputs, stride, adds = args[4], args[6], args[7]
+            num_groups = builder.udiv(num_inputs, ir.Constant(_I64, GROUP))
+            row_bytes = builder.mul(num_groups, ir.Constant(_I64, 4))
+
+            def starts(base: Any, step: Any) -> list[Any]:
+                return [builder.gep(base, [builder.mul(step, ir.Constant(_I64, row))]) for row in range(num_rows)]
+
+            rows, row_scales, row_sums = starts(ints, num_inputs), starts(scales, row_bytes), starts(sums, row_bytes)
+            outs = starts(out, builder.mul(stride, ir.Constant(_I64, 4)))
+            loop = Loop(builder, num_groups, [constant(_FLOATS, 0.0)] * num_rows)
+            base = builder.gep(weights, [builder.mul(loop.index, ir.Constant(_I64, form.group_bytes))])
+            vectors = _weights(builder, base, form)
+            at = form.group_bytes - 2 * LANES * (2 if form.has_minima else 1)
+            deltas = builder.fpext(load(builder, base, at, _HALVES), _FLOATS)
+            minima = builder.fpext(load(builder, base, at + 2 * LANES, _HALVES), _FLOATS) if form.has_minima else None
+            in_group = builder.mul(loop.index, ir.Constant(_I64, 4))
+            in_row = builder.mul(loop.index, ir.Constant(_I64, GROUP))
+            grown: list[Any] = []
+            # Row by row: a row's eight products depend on each other, but the rows overlap in the machine.
+            for row in range(num_rows):
+                word = builder.gep(rows[row], [in_row])
+                offset = load(builder, row_sums[row], in_group, _F32 if minima else _I32)
+                total = constant(_INTS, 0) if minima else splat(builder, offset)
+                for j, vector in enumerate(vectors):
+                    total = dot4(builder, total, vector, splat(builder, load(builder, word, 4 * j, _I32)))
+                scale = splat(builder, load(builder, row_scales[row], in_group, _F32))
+                scaled = builder.fmul(builder.sitofp(total, _FLOATS), scale)
+                result = call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [scaled, deltas, loop.carried[row]])
+                if minima:
+                    result = call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [minima, splat(builder, offset), result])
+                grown.append(result)
+            loop.close(grown)
+            with builder.if_else(builder.icmp_signed("!=", adds, ir.Constant(_I64, 0))) as (then, otherwise):
+                with then:
+                    for place, value in zip(outs, grown, strict=True):
+                        store(builder, builder.fadd(load(builder, place, 0, _FLOATS), value), place, 0)
+                with otherwise:
+                    for place, value in zip(outs, grown, strict=True):
+                        store(builder, value, place, 0)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), codegen
+
+    return dot_rows
+
+
+@intrinsic
+def half_at(typingctx: Any, address: Any) -> Any:
+    """The float16 at an address, as float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(load(builder, builder.inttoptr(args[0], _I8.as_pointer()), 0, _F16), _F32)
+
+    return types.float32(types.int64), codegen
+
+
+def peak(builder: Any, vectors: list[Any]) -> Any:
+    """Largest size in some vectors of floats; NaN where one is NaN. Sizes compare like the integers of their bits."""
+    bits = [builder.and_(builder.bitcast(v, _INTS), constant(_INTS, 0x7FFFFFFF)) for v in vectors]
+    largest = bits[0]
+    for more in bits[1:]:
+        largest = builder.select(builder.icmp_unsigned(">", more, largest), more, largest)
+    return builder.bitcast(call(builder, f"llvm.vector.reduce.umax.v{LANES}i32", _I32, [largest]), _F32)
+
+
+def scaling(builder: Any, largest: Any, most: float) -> tuple[Any, Any]:
+    """The scale that makes the largest size the integer ``most``, NaN for what is not finite; and its inverse."""
+    is_zero = builder.fcmp_ordered("==", largest, ir.Constant(_F32, 0.0))
+    inverse = builder.fdiv(ir.Constant(_F32, most), builder.select(is_zero, ir.Constant(_F32, 1.0), largest))
+    # infinity * 0 and NaN * 0 are NaN; everything else adds nothing
+    scale = builder.fdiv(largest, ir.Constant(_F32, most))
+    return builder.fadd(scale, builder.fmul(largest, ir.Constant(_F32, 0.0))), inverse
+
+
+def rounded(builder: Any, part: Any, inverse: Any) -> Any:
+    """A vector times a scalar, to the nearest integers, ties to even."""
+    whole = call(builder, f"llvm.rint.v{LANES}f32", _FLOATS, [builder.fmul(part, splat(builder, inverse))])
+    return builder.fptosi(whole, _INTS)
+
+
+_LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+
+def exp(builder: Any, x: Any) -> Any:
+    """E ** x of a vector, x <= 0, to 2 ulp: Cephes' expf. Below -87 it stays at 1e-38; NaN stays NaN."""
+
+    def fma(a: Any, b: Any, c: Any) -> Any:
+        return call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [a, b, c])
+
+    lowest = constant(_FLOATS, -87.0)
+    x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
+    n = call(builder, f"llvm.rint.v{LANES}f32", _FLOATS, [builder.fmul(x, constant(_FLOATS, _LOG2E))])
+    r = fma(n, constant(_FLOATS, -_LN2_HIGH), x)
+    r = fma(n, constant(_FLOATS, -_LN2_LOW), r)
+    p = constant(_FLOATS, _EXP[0])
+    for factor in _EXP[1:]:
+        p = fma(p, r, constant(_FLOATS, factor))
+    p = builder.fadd(fma(p, builder.fmul(r, r), r), constant(_FLOATS, 1.0))
+    power = builder.shl(builder.add(builder.fptosi(n, _INTS), constant(_INTS, 127)), constant(_INTS, 23))
+    return builder.fmul(p, builder.bitcast(power, _FLOATS))
+
+
+@intrinsic
+def quantize_group(typingctx: Any, values: Any, ints: Any, scale: Any, total: Any, zero: Any) -> Any:
+    """Quantise 32 float32 to int8 with one scale: s = max |x| / 127, p = round(x / s), ties to even.
+
+    All int64: addresses of the values, of 32 int8, of the scale (float32) and of the group's sum; and the zero point of
+    the weights to come. The sum is what their dot product starts from: int32 -zero * (sum of p), or, with zero 0
+    (weights with minima), float32 s * (sum of p). A value that is no number, or infinite, makes the scale NaN and with
+    it every result of the row.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _I8.as_pointer()
+        values, ints, scale_at, total_at = (builder.inttoptr(args[i], pointer) for i in range(4))
+        parts = [load(builder, values, 64 * i, _FLOATS) for i in range(2)]
+        scale, inverse = scaling(builder, peak(builder, parts), 127.0)
+        counted = constant(_INTS, 0)
+        for i, part in enumerate(parts):
+            whole = rounded(builder, part, inverse)
+            counted = builder.add(counted, whole)
+            store(builder, builder.trunc(whole, _BYTES), ints, LANES * i)
+        total = call(builder, f"llvm.vector.reduce.add.v{LANES}i32", _I32, [counted])
+        store(builder, scale, scale_at, 0)
+        zero = builder.trunc(args[4], _I32)
+        minus = builder.mul(builder.neg(zero), total)
+        scaled = builder.bitcast(builder.fmul(scale, builder.sitofp(total, _F32)), _I32)
+        has_minima = builder.icmp_signed("==", zero, ir.Constant(_I32, 0))
+        store(builder, builder.select(has_minima, scaled, minus), total_at, 0)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+@intrinsic
+def gate_group(typingctx: Any, gate: Any, up: Any, out: Any) -> Any:
+    """Out = silu(gate) * up for 32 float32 at addresses; silu(x) = x / (1 + e**-x)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        gate, up, out = (builder.inttoptr(arg, _I8.as_pointer()) for arg in args)
+        one = constant(_FLOATS, 1.0)
+        for i in range(2):
+            x = load(builder, gate, 64 * i, _FLOATS)
+            size = call(builder, f"llvm.fabs.v{LANES}f32", _FLOATS, [x])
+            small = exp(builder, builder.fneg(size))
+            # e**-|x| cannot overflow: for negative x both halves of the fraction are multiplied by it.
+            top = builder.select(builder.fcmp_ordered(">=", x, constant(_FLOATS, 0.0)), one, small)
+            silu = builder.fdiv(builder.fmul(x, top), builder.fadd(one, small))
+            store(builder, builder.fmul(silu, load(builder, up, 64 * i, _FLOATS)), out, 64 * i)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen

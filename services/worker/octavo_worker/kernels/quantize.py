@@ -1,0 +1,136 @@
+"""Row kernels around the integer products: what is between two of them, ending in int8 groups. See `integer`.
+
+T rows, D width. Each row is one thread's: its result depends on nothing but itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo_worker.kernels import team
+from octavo_worker.kernels.integer import GROUP, gate_group, quantize_group
+from octavo_worker.kernels.program import FIRST_OWN, FRAME, ROWS, Stage
+from octavo_worker.kernels.rows import sum_of_squares
+from octavo_worker.kernels.vector import as_pointer, carray, fetch_add, njit
+
+X, X_STRIDE, WIDTH, INTS, SCALES, SUMS, ZERO, WEIGHT, EPS, SCRATCH, OUT = range(FIRST_OWN, FIRST_OWN + 11)
+_NUM_ARGUMENTS = FIRST_OWN + 11
+ROWS_PER_TASK = 4
+
+
+@njit(nogil=True, error_model="numpy")
+def _quantize_row(a, values, row):  # noqa: ANN001, ANN202 - compiled
+    """A row of floats at an address into the row's groups."""
+    groups = a[WIDTH] // GROUP
+    for group in range(groups):
+        at = row * groups + group
+        quantize_group(values + 4 * GROUP * group, a[INTS] + GROUP * at, a[SCALES] + 4 * at, a[SUMS] + 4 * at, a[ZERO])
+
+
+@njit(nogil=True, error_model="numpy")
+def _normalise(a, row, to):  # noqa: ANN001, ANN202 - compiled
+    """X / sqrt(mean(x^2) + eps) * weight of a row, to an address."""
+    width = a[WIDTH]
+    x = carray(as_pointer(a[X] + 4 * row * a[X_STRIDE]), (width,), np.float32)
+    weight = carray(as_pointer(a[WEIGHT]), (width,), np.float32)
+    out = carray(as_pointer(to), (width,), np.float32)
+    scale = np.float32(1.0) / np.sqrt(sum_of_squares(x) / np.float32(width) + np.float32(a[EPS] * 2.0**-62))
+    for i in range(width):
+        out[i] = x[i] * scale * weight[i]
+
+
+@njit(nogil=True, error_model="numpy")
+def _scratch(a):  # noqa: ANN001, ANN202 - compiled
+    """Address of this thread's row of floats."""
+    return a[SCRATCH] + 4 * a[WIDTH] * fetch_add(a.ctypes.data + 8 * team.SLOT, 1)
+
+
+@njit(nogil=True, error_model="numpy")
+def _next_rows(a):  # noqa: ANN001, ANN202 - compiled
+    """The rows [first, last) of the next task; none when all are taken."""
+    num_rows = carray(as_pointer(a[FRAME]), (ROWS + 1,), np.int64)[ROWS]
+    first = fetch_add(a.ctypes.data + 8 * team.NEXT, 1) * ROWS_PER_TASK
+    return first, min(num_rows, first + ROWS_PER_TASK)
+
+
+@team.compiled
+def _quantize(raw) -> None:  # noqa: ANN001 - compiled
+    a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
+    while True:
+        first, last = _next_rows(a)
+        if first >= last:
+            break
+        for row in range(first, last):
+            _quantize_row(a, a[X] + 4 * row * a[X_STRIDE], row)
+
+
+@team.compiled
+def _norm_quantize(raw) -> None:  # noqa: ANN001 - compiled
+    a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
+    scratch = _scratch(a)
+    while True:
+        first, last = _next_rows(a)
+        if first >= last:
+            break
+        for row in range(first, last):
+            _normalise(a, row, scratch)
+            _quantize_row(a, scratch, row)
+
+
+@team.compiled
+def _norm(raw) -> None:  # noqa: ANN001 - compiled
+    a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
+    while True:
+        first, last = _next_rows(a)
+        if first >= last:
+            break
+        for row in range(first, last):
+            _normalise(a, row, a[OUT] + 4 * row * a[WIDTH])
+
+
+@team.compiled
+def _gate_quantize(raw) -> None:  # noqa: ANN001 - compiled
+    a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
+    width = a[WIDTH]
+    scratch = _scratch(a)
+    while True:
+        first, last = _next_rows(a)
+        if first >= last:
+            break
+        for row in range(first, last):
+            gate = a[X] + 4 * row * a[X_STRIDE]
+            for at in range(0, 4 * width, 4 * GROUP):
+                gate_group(gate + at, gate + 4 * width + at, scratch + at)
+            _quantize_row(a, scratch, row)
+
+
+def quantize_stage(*, x: int, stride: int, width: int, ints: int, scales: int, sums: int, zero: int) -> Stage:
+    """Rows of x (float32, `stride` apart) in groups; `zero` is that of the weights they will meet."""
+    return Stage(_quantize, (x, stride, width, ints, scales, sums, zero))
+
+
+def norm_quantize_stage(
+    *,
+    x: int,
+    stride: int,
+    width: int,
+    ints: int,
+    scales: int,
+    sums: int,
+    zero: int,
+    weight: int,
+    eps: float,
+    scratch: int,
+) -> Stage:
+    """Root mean square norm, then groups. `scratch` has a row of floats for each thread."""
+    return Stage(_norm_quantize, (x, stride, width, ints, scales, sums, zero, weight, round(eps * 2**62), scratch))
+
+
+def norm_stage(*, x: int, stride: int, width: int, weight: int, eps: float, out: int) -> Stage:
+    """Root mean square norm into rows of floats."""
+    return Stage(_norm, (x, stride, width, 0, 0, 0, 0, weight, round(eps * 2**62), 0, out))
+
+
+def gate_quantize_stage(*, x: int, width: int, ints: int, scales: int, sums: int, zero: int, scratch: int) -> Stage:
+    """silu(gate) * up for rows that hold the gate, then up (2 * width floats); then groups."""
+    return Stage(_gate_quantize, (x, 2 * width, width, ints, scales, sums, zero, 0, 0, scratch))

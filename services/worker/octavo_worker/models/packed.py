@@ -1,0 +1,122 @@
+"""Weights in the order that integer products want: groups of 32 with float16 scales, tiles of 16 outputs.
+
+O outputs, I inputs, G groups of 32 inputs. Reads what GGUF stores (Q8_0, Q4_0, Q4_1) without changing a number, and
+quantises anything else to Q8_0. Knows no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_worker.kernels.integer import GROUP, Q4_0, Q4_1, Q8_0, Format
+from octavo_worker.kernels.vector import LANES
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Halves = NDArray[np.float16]
+
+# Tiles that are laid out at once: bounds what packing takes beside its result.
+_TILES_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """A matrix as integers with scales: w = d (q - zero), or d q + m."""
+
+    form: Format
+    ints_OI: Bytes
+    deltas_OG: Halves
+    # Only where the format has minima.
+    minima_OG: Halves | None = None
+
+    def take(self, rows: NDArray[np.int64]) -> Groups:
+        """Some rows, in another order."""
+        minima = None if self.minima_OG is None else self.minima_OG[rows]
+        return Groups(form=self.form, ints_OI=self.ints_OI[rows], deltas_OG=self.deltas_OG[rows], minima_OG=minima)
+
+    def values(self) -> Floats:
+        """What the integers stand for, in float32 [O, I]."""
+        ints = self.ints_OI.reshape(*self.deltas_OG.shape, GROUP).astype(np.float32) - np.float32(self.form.zero)
+        ints *= self.deltas_OG[..., None].astype(np.float32)
+        if self.minima_OG is not None:
+            ints += self.minima_OG[..., None].astype(np.float32)
+        return ints.reshape(self.ints_OI.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A packed matrix, ready for `grouped_matmul`."""
+
+    form: Format
+    data: Bytes
+    # Without padding.
+    num_outputs: int
+    num_inputs: int
+
+    @property
+    def padded_outputs(self) -> int:
+        """Columns that a product writes."""
+        return -(-self.num_outputs // LANES) * LANES
+
+
+def unpack_blocks(form: Format, blocks_OGB: Bytes) -> Groups:
+    """GGUF's blocks of a matrix, uint8 [O, G, bytes of a block]."""
+    num_outputs, num_groups, _ = blocks_OGB.shape
+    halves = np.ascontiguousarray(blocks_OGB[:, :, : 4 if form.has_minima else 2]).view(np.float16)
+    packed = blocks_OGB[:, :, 2 * halves.shape[2] :]
+    # Of 8 bits, int8 becomes its distance from -128.
+    ints = np.bitwise_xor(packed, 128) if form.bits == 8 else np.concatenate((packed & 15, packed >> 4), axis=2)
+    return Groups(
+        form=form,
+        ints_OI=ints.astype(np.uint8, copy=False).reshape(num_outputs, num_groups * GROUP),
+        deltas_OG=halves[:, :, 0],
+        minima_OG=halves[:, :, 1] if form.has_minima else None,
+    )
+
+
+def quantize(weight_OI: Floats) -> Groups:
+    """Symmetric int8 with d = max |w| / 127 a group, rounded to float16 before the integers are chosen."""
+    num_outputs, num_inputs = weight_OI.shape
+    groups = weight_OI.reshape(num_outputs, num_inputs // GROUP, GROUP)
+    deltas = (np.abs(groups).max(axis=2) / np.float32(127)).astype(np.float16)
+    safe = np.where(deltas == 0, np.float32(1), deltas.astype(np.float32))
+    ints = np.rint(groups / safe[:, :, None]).clip(-127, 127) + 128
+    return Groups(form=Q8_0, ints_OI=ints.astype(np.uint8).reshape(weight_OI.shape), deltas_OG=deltas)
+
+
+def pack(groups: Groups, out: Bytes | None = None) -> Matrix:
+    """Lay a matrix out for the kernel, into ``out`` where it is given. Inputs must be a multiple of 32."""
+    form = groups.form
+    num_outputs, num_inputs = groups.ints_OI.shape
+    num_groups = num_inputs // GROUP
+    assert num_inputs % GROUP == 0, "the caller has checked it"
+    data = np.zeros(form.num_bytes(num_outputs, num_inputs), np.uint8) if out is None else out
+    tiles = data.reshape(-1, num_groups, form.group_bytes)
+    for first in range(0, len(tiles), _TILES_AT_ONCE):
+        rows = slice(first * LANES, (first + _TILES_AT_ONCE) * LANES)
+        part = tiles[first : first + _TILES_AT_ONCE]
+        # [tile, output, group, vector, 4 bytes] -> [tile, group, vector, output, 4 bytes]
+        ints = _padded(groups.ints_OI[rows]).reshape(-1, LANES, num_groups, 8, 4).transpose(0, 2, 3, 1, 4)
+        if form.bits == 4:
+            ints = ints[:, :, :4] | (ints[:, :, 4:] << 4)
+        num_bytes = form.bits * 8 * LANES // 2
+        part[:, :, :num_bytes] = ints.reshape(len(part), num_groups, num_bytes)
+        scales = [groups.deltas_OG] if groups.minima_OG is None else [groups.deltas_OG, groups.minima_OG]
+        for place, halves in enumerate(scales):
+            lanes = np.ascontiguousarray(_padded(halves[rows]).reshape(-1, LANES, num_groups).transpose(0, 2, 1))
+            start = num_bytes + 2 * LANES * place
+            part[:, :, start : start + 2 * LANES] = lanes.view(np.uint8)
+    return Matrix(form=form, data=data, num_outputs=num_outputs, num_inputs=num_inputs)
+
+
+def _padded(rows: NDArray[Any]) -> NDArray[Any]:
+    """Zero rows up to a whole tile: with a scale of 0 they stand for 0."""
+    missing = -len(rows) % LANES
+    return np.concatenate((rows, np.zeros((missing, *rows.shape[1:]), rows.dtype))) if missing else rows
+
+
+BY_GGUF_NAME = {"Q8_0": Q8_0, "Q4_0": Q4_0, "Q4_1": Q4_1}

@@ -1,0 +1,39 @@
+"""How a model's weights are held and multiplied, and which way is taken when nobody says. Pure but for one question.
+
+The choice follows rules, never a measurement, so that equal machines choose equally: the file's format, the model's
+sizes, the processor's instructions.
+"""
+
+from __future__ import annotations
+
+from octavo_common.errors import FailedPrecondition, InvalidArgument
+from octavo_worker.models.base import ModelConfig
+from octavo_worker.models.integer_weights import reasons_against
+
+AUTO = "auto"
+FLOAT32, W8A8, W4A8 = "float32", "w8a8", "w4a8"
+PRECISIONS = (FLOAT32, W8A8, W4A8)
+_FOUR_BITS = ("Q4_0", "Q4_1")
+
+
+def choose_precision(asked: str, config: ModelConfig, *, quantization: str, has_vnni: bool) -> str:
+    """The precision for a model. ``quantization`` is GGUF's name of its matrices' commonest type, empty for floats.
+
+    auto takes 4-bit weights where the file has them and else 8-bit ones, on processors that multiply bytes; float32
+    elsewhere. Raises InvalidArgument for a name that we do not know, FailedPrecondition for what the model cannot have.
+    """
+    if asked not in (AUTO, *PRECISIONS):
+        known = ", ".join((AUTO, *PRECISIONS))
+        raise InvalidArgument(f"the precision {asked!r} is not supported", hint=f"supported: {known}")
+    reasons = reasons_against(config)
+    if asked == AUTO:
+        if reasons or not has_vnni:
+            return FLOAT32
+        return W4A8 if quantization in _FOUR_BITS else W8A8
+    if asked == W4A8 and quantization not in _FOUR_BITS:
+        reasons = [*reasons, "its weights are not stored in 4 bits (GGUF's Q4_0 or Q4_1)"]
+    if asked != FLOAT32 and reasons:
+        raise FailedPrecondition(
+            f"the model cannot be computed in {asked}: {'; '.join(reasons)}", hint=f"use {FLOAT32}, or {AUTO}"
+        )
+    return asked

@@ -1,0 +1,182 @@
+"""How a loaded model is computed: its runner and the memory of its keys and values, by precision.
+
+The only place that knows what a precision needs beside its weights. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo_common.errors import FailedPrecondition
+from octavo_worker.attention.base import AttentionBackend, AttentionNeed, KVSpec, select
+from octavo_worker.models.base import LoadedModel, ModelConfig
+from octavo_worker.models.precision import FLOAT32, W4A8, W8A8
+from octavo_worker.runtime.inputs import ForwardInputs
+from octavo_worker.runtime.memory import allocate_pool, block_bytes
+from octavo_worker.runtime.runner import ModelRunner
+
+BLOCK_SIZE = 16
+
+
+class Runner(Protocol):
+    """Computes steps of one model. T fed tokens, S wanted positions, D hidden, V vocabulary."""
+
+    def forward(self, inputs: ForwardInputs) -> Tensor:
+        """Hidden states ``[T, D]``, valid until the next call; writes the tokens' keys and values into the pool."""
+        ...
+
+    def logits(self, hidden_TD: Tensor, counts_R: list[int], wanted_S: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Logits of the wanted positions as (rows, float32 ``[S, V]``), valid until the next is asked for."""
+        ...
+
+    def poison(self, blocks: list[int]) -> None:
+        """Make what blocks hold unusable, so that a wrong mask shows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendDeps:
+    """What attention backends are built from."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    num_threads: int
+
+
+BackendFactory = Callable[[BackendDeps, str], Sequence[AttentionBackend]]
+"""``factory(deps, name)``: the backends to choose from in order of preference; ``auto`` is all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a computation may take."""
+
+    kv_bytes: int
+    num_threads: int
+    attention_backend: str
+    backends: BackendFactory
+    # Debug: blocks hold NaN until they are written.
+    poison: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """A model that is ready to compute."""
+
+    runner: Runner
+    # Blocks along the first dimension; a block is one contiguous region.
+    pool: Tensor
+    attention_backend: str
+    # What tokens depend on beside model and request.
+    numerics_id: str
+    # Whether logits are the same bit by bit whatever the batch, the chunks and the threads.
+    exact: bool
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        return self.pool.shape[0]
+
+
+def compute(loaded: LoadedModel, resources: Resources) -> Computing:
+    """Make the runner of a loaded model. Raises typed errors: no attention backend, memory for no block."""
+    return _COMPUTING[loaded.precision](loaded, resources)
+
+
+def _in_floats(loaded: LoadedModel, resources: Resources) -> Computing:
+    """Torch's float32 products, attention by a backend: equal up to rounding in any company."""
+    model = loaded.config
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    deps = BackendDeps(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=BLOCK_SIZE,
+        num_threads=resources.num_threads,
+    )
+    need = AttentionNeed(
+        device="cpu",
+        dtype=model.dtype,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=BLOCK_SIZE,
+        sliding_window=bool(model.windows),
+    )
+    attention = select(resources.backends(deps, resources.attention_backend), need)
+    one_block = block_bytes(
+        num_layers=model.num_layers,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+    )
+    spec = KVSpec(
+        num_blocks=_num_blocks(resources.kv_bytes, one_block),
+        num_layers=model.num_layers,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+    )
+    pool = allocate_pool(attention.kv_shape(spec), dtype, poison=resources.poison)
+    return Computing(
+        runner=ModelRunner(model=loaded.model, attention=attention, kv=pool),
+        pool=pool,
+        attention_backend=attention.name,
+        numerics_id=f"{model.dtype}/{attention.name}-torch-{_torch_version()}/{_isa()}/t{resources.num_threads}",
+        exact=False,
+    )
+
+
+def _in_integers(loaded: LoadedModel, resources: Resources) -> Computing:
+    """Integer products and int8 keys and values by compiled stages: equal bit by bit in any company."""
+    # Compiles its kernels when it comes in, for seconds if they are not kept on disk.
+    from octavo_worker.runtime.integer_program import pool_shape
+    from octavo_worker.runtime.integer_runner import IntegerRunner
+
+    model = loaded.config
+    num_blocks = _num_blocks(resources.kv_bytes, pool_shape(model, 1)[1])
+    pool = allocate_pool(pool_shape(model, num_blocks), torch.uint8, poison=resources.poison)
+    return Computing(
+        runner=IntegerRunner(config=model, weights=loaded.model, kv=pool, num_threads=resources.num_threads),
+        pool=pool,
+        attention_backend="int8",
+        # Threads do not matter; torch makes the angles, and the order within a norm's sum is the processor's.
+        numerics_id=f"{loaded.precision}-kv8/groups-torch-{_torch_version()}/{_isa()}",
+        exact=True,
+    )
+
+
+_COMPUTING: Mapping[str, Callable[[LoadedModel, Resources], Computing]] = {
+    FLOAT32: _in_floats,
+    W8A8: _in_integers,
+    W4A8: _in_integers,
+}
+
+
+def num_blocks_of_longest(model: ModelConfig, num_blocks: int) -> int:
+    """Blocks of the longest sequence."""
+    return min(-(-model.context_length // BLOCK_SIZE), num_blocks)
+
+
+def _num_blocks(kv_bytes: int, one_block: int) -> int:
+    if kv_bytes < one_block:
+        raise FailedPrecondition(
+            f"{kv_bytes} bytes hold no block of keys and values", hint="raise OCTAVO_WORKER_KV_BYTES"
+        )
+    return kv_bytes // one_block
+
+
+def _torch_version() -> str:
+    return ".".join(torch.__version__.split("+")[0].split(".")[:2])
+
+
+def _isa() -> str:
+    return torch.backends.cpu.get_cpu_capability().lower()

@@ -1,0 +1,200 @@
+"""Products in groups of 32: equal to the gguf package's own numbers in float64, and the same bits in any company."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from gguf.quants import quantize as gguf_quantize
+
+from octavo_worker.kernels import grouped_matmul, integer
+from octavo_worker.kernels.embedding import TOKENS, embedding_stage
+from octavo_worker.kernels.grouped_matmul import matmul_stage
+from octavo_worker.kernels.integer import FORMATS, GROUP
+from octavo_worker.kernels.program import Program
+from octavo_worker.kernels.quantize import gate_quantize_stage, norm_quantize_stage, quantize_stage
+from octavo_worker.models.packed import pack, quantize, unpack_blocks
+
+SHAPES = [(1, 64, 16), (3, 32, 48), (9, 96, 5), (41, 192, 33), (70, 1536, 17)]
+
+
+def stored(form, outputs, inputs, seed=0):
+    """Random blocks as a GGUF file has them, and what the gguf package says that they mean."""
+    kind = GGMLQuantizationType[form.name.upper()]
+    block, size = GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(seed)
+    raw = random.integers(0, 256, (outputs, inputs // block, size)).astype(np.uint8)
+    halves = (random.standard_normal((outputs, inputs // block, 2)) * 0.05).astype(np.float16).view(np.uint8)
+    num_scales = 4 if form.has_minima else 2
+    raw[:, :, :num_scales] = halves[:, :, :num_scales]
+    return raw, dequantize(raw.reshape(outputs, -1), kind)
+
+
+def rows(num_rows, width):
+    return SimpleNamespace(
+        ints=np.zeros((num_rows, width), np.int8),
+        scales=np.zeros((num_rows, width // GROUP), np.float32),
+        sums=np.zeros((num_rows, width // GROUP), np.int32),
+    )
+
+
+def places(group_rows):
+    return {name: getattr(group_rows, name).ctypes.data for name in ("ints", "scales", "sums")}
+
+
+def product(form, matrix, x, *, threads=1, bias=None, start=None):
+    """Quantise rows and multiply them, as the engine does it."""
+    num_rows, width = x.shape
+    x, kept = np.ascontiguousarray(x), rows(num_rows, width)
+    out = np.zeros((num_rows, matrix.padded_outputs), np.float32)
+    if start is not None:
+        out[:, : start.shape[1]] = start
+    stages = [
+        quantize_stage(x=x.ctypes.data, stride=width, width=width, zero=form.zero, **places(kept)),
+        matmul_stage(
+            form, weights=matrix.data.ctypes.data, num_inputs=width, num_outputs=matrix.padded_outputs,
+            out=out.ctypes.data, stride=out.shape[1], adds=start is not None,
+            bias=0 if bias is None else bias.ctypes.data, **places(kept),
+        ),
+    ]  # fmt: skip
+    Program(stages).run(num_rows, threads)
+    return out[:, : matrix.num_outputs], kept
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize(("num_rows", "inputs", "outputs"), SHAPES)
+def test_a_product_is_that_of_the_stored_numbers_with_the_rounded_rows(form, num_rows, inputs, outputs) -> None:
+    raw, weights = stored(form, outputs, inputs)
+    x = np.random.default_rng(1).standard_normal((num_rows, inputs)).astype(np.float32)
+    found, kept = product(form, pack(unpack_blocks(form, raw)), x)
+    rounded = (kept.ints.reshape(num_rows, -1, GROUP) * kept.scales[:, :, None].astype(np.float64)).reshape(x.shape)
+    expected = rounded @ weights.astype(np.float64).T
+    size = np.abs(rounded) @ np.abs(weights.astype(np.float64)).T
+    assert np.all(np.abs(found - expected) <= 2e-6 * size + 1e-30)
+
+
+def test_rows_are_rounded_as_the_gguf_package_rounds_them() -> None:
+    x = np.random.default_rng(2).standard_normal((7, 96)).astype(np.float32)
+    kept = rows(7, 96)
+    stage = quantize_stage(x=x.ctypes.data, stride=96, width=96, zero=128, **places(kept))
+    Program([stage]).run(7, 1)
+    theirs = dequantize(gguf_quantize(x, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
+    ours = (kept.ints.reshape(7, -1, GROUP) * kept.scales[:, :, None]).reshape(7, 96)
+    # They round the scale to float16; a value at a border may fall to the other side.
+    step = np.repeat(kept.scales, GROUP, axis=1)
+    assert np.all(np.abs(ours - theirs) <= 1.01 * step)
+    assert np.all(np.abs(ours - x) <= 0.5001 * step)
+    assert np.array_equal(kept.sums, -128 * kept.ints.reshape(7, -1, GROUP).sum(axis=2, dtype=np.int32))
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_a_row_has_the_same_bits_in_any_company(form) -> None:
+    raw, _ = stored(form, 40, 96)
+    matrix = pack(unpack_blocks(form, raw))
+    x = np.random.default_rng(3).standard_normal((67, 96)).astype(np.float32)
+    alone = np.concatenate([product(form, matrix, x[i : i + 1])[0] for i in range(67)])
+    for num_rows in (2, 3, 7, 8, 13, 32, 33, 67):
+        for threads in (1, 2):
+            together, _ = product(form, matrix, x[:num_rows], threads=threads)
+            assert np.array_equal(together.view(np.uint32), alone[:num_rows].view(np.uint32))
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_without_vector_products_of_bytes_the_bits_are_the_same(form, monkeypatch) -> None:
+    raw, _ = stored(form, 16, 64)
+    matrix, x = pack(unpack_blocks(form, raw)), np.random.default_rng(4).standard_normal((11, 64)).astype(np.float32)
+    native, _ = product(form, matrix, x)
+    monkeypatch.setattr(integer, "has_vnni", lambda: False)
+    # Not kept on disk, where the next process would find it.
+    monkeypatch.setattr(grouped_matmul.team, "compiled", _compiled_anew)
+    monkeypatch.setattr(grouped_matmul, "_kernel", grouped_matmul._kernel.__wrapped__)
+    plain, _ = product(form, matrix, x)
+    assert np.array_equal(plain.view(np.uint32), native.view(np.uint32))
+
+
+def _compiled_anew(function):
+    import numba
+    from numba import types
+
+    made = numba.cfunc(types.void(types.voidptr), error_model="numpy")(function)
+    _KEPT.append(made)
+    return grouped_matmul.team.Launcher(made.address)
+
+
+_KEPT: list[object] = []
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_spoils_its_own_row_only(bad) -> None:
+    form = integer.Q4_1
+    raw, _ = stored(form, 16, 64)
+    matrix, x = pack(unpack_blocks(form, raw)), np.ones((9, 64), np.float32)
+    x[4, 33] = bad
+    found, _ = product(form, matrix, x)
+    assert np.isnan(found[4]).all()
+    assert np.isfinite(np.delete(found, 4, axis=0)).all()
+
+
+def test_a_product_may_be_added_and_have_a_bias() -> None:
+    form = integer.Q8_0
+    raw, _ = stored(form, 20, 64)
+    matrix = pack(unpack_blocks(form, raw))
+    random = np.random.default_rng(5)
+    x, start = random.standard_normal((5, 64)).astype(np.float32), random.standard_normal((5, 20)).astype(np.float32)
+    bias = np.zeros(matrix.padded_outputs, np.float32)
+    bias[:20] = random.standard_normal(20)
+    plain, _ = product(form, matrix, x)
+    both, _ = product(form, matrix, x, bias=bias, start=start)
+    assert np.array_equal(both, (start + plain) + bias[:20])
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_the_embedding_gives_the_stored_rows(form) -> None:
+    raw, values = stored(form, 37, 96)
+    matrix = pack(unpack_blocks(form, raw))
+    tokens, out = np.array([36, 0, 17, 16, 15, 36]), np.zeros((6, 96), np.float32)
+    stage = embedding_stage(form, weights=matrix.data.ctypes.data, width=96, out=out.ctypes.data)
+    program = Program([stage])
+    program.frame[TOKENS] = tokens.ctypes.data
+    program.run(6, 2)
+    assert np.array_equal(out, values[tokens])
+    assert np.array_equal(unpack_blocks(form, raw).values(), values)
+
+
+def test_floats_become_the_nearest_of_their_groups_steps() -> None:
+    weights = np.random.default_rng(6).standard_normal((21, 128)).astype(np.float32)
+    weights[3, 32:64] = 0
+    groups = quantize(weights)
+    step = np.repeat(groups.deltas_OG.astype(np.float32), GROUP, axis=1)
+    assert np.all(np.abs(groups.values() - weights) <= 0.502 * step)
+
+
+def test_norm_and_gate_end_in_the_groups_of_their_float64_values() -> None:
+    random = np.random.default_rng(8)
+    x, weight = random.standard_normal((6, 64)).astype(np.float32), random.standard_normal(64).astype(np.float32)
+    scratch, kept = np.zeros((2, 64), np.float32), rows(6, 64)
+    stage = norm_quantize_stage(
+        x=x.ctypes.data, stride=64, width=64, zero=0, weight=weight.ctypes.data, eps=1e-5,
+        scratch=scratch.ctypes.data, **places(kept),
+    )  # fmt: skip
+    Program([stage]).run(6, 2)
+    normed = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-5) * weight
+    _close_to_groups(kept, normed)
+    gate_up = (4 * random.standard_normal((6, 128))).astype(np.float32)
+    gate_up[0, 0], gate_up[0, 1] = -200.0, 200.0
+    stage = gate_quantize_stage(x=gate_up.ctypes.data, width=64, zero=0, scratch=scratch.ctypes.data, **places(kept))
+    Program([stage]).run(6, 2)
+    gate, up = gate_up[:, :64].astype(np.float64), gate_up[:, 64:].astype(np.float64)
+    with np.errstate(over="ignore"):
+        _close_to_groups(kept, gate / (1 + np.exp(-gate)) * up)
+
+
+def _close_to_groups(kept, expected) -> None:
+    step = np.repeat(kept.scales, GROUP, axis=1)
+    assert np.all(np.abs(kept.ints * step - expected) <= 0.501 * step)
+    # Weights with minima want s * (sum of p) instead.
+    sums = kept.scales * kept.ints.reshape(*kept.scales.shape, GROUP).sum(axis=2)
+    assert np.array_equal(kept.sums.view(np.float32), sums.astype(np.float32))

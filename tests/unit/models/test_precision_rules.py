@@ -1,0 +1,50 @@
+"""Which precision a model gets: by rules, never by a measurement."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo_common.errors import FailedPrecondition, InvalidArgument
+from octavo_worker.models.base import ModelConfig, RopeConfig
+from octavo_worker.models.precision import choose_precision
+
+
+def config(**changes) -> ModelConfig:
+    values = {
+        "family": "llama", "num_layers": 2, "hidden": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+        "intermediate": 96, "vocab_size": 100, "rms_eps": 1e-5, "rope": RopeConfig(dim=16), "tie_embeddings": True,
+        "context_length": 128,
+    }  # fmt: skip
+    return ModelConfig(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("quantization", "has_vnni", "changes", "expected"),
+    [
+        ("Q4_1", True, {}, "w4a8"),
+        ("Q4_0", True, {}, "w4a8"),
+        ("Q8_0", True, {}, "w8a8"),
+        ("Q6_K", True, {}, "w8a8"),
+        ("", True, {}, "w8a8"),
+        ("Q4_1", False, {}, "float32"),
+        ("", True, {"hidden": 48}, "float32"),
+        ("Q4_1", True, {"intermediate": 80}, "float32"),
+        ("", True, {"head_dim": 8, "num_heads": 8}, "float32"),
+    ],
+)
+def test_auto_follows_format_sizes_and_processor(quantization, has_vnni, changes, expected) -> None:
+    chosen = choose_precision("auto", config(**changes), quantization=quantization, has_vnni=has_vnni)
+    assert chosen == expected
+
+
+def test_what_is_asked_for_is_taken_also_where_it_is_slow() -> None:
+    for asked in ("float32", "w8a8", "w4a8"):
+        assert choose_precision(asked, config(), quantization="Q4_1", has_vnni=False) == asked
+
+
+def test_what_a_model_cannot_have_is_refused_with_all_reasons() -> None:
+    with pytest.raises(FailedPrecondition, match=r"hidden size 48.*4 bits") as refused:
+        choose_precision("w4a8", config(hidden=48), quantization="", has_vnni=True)
+    assert "float32" in refused.value.hint
+    with pytest.raises(InvalidArgument, match="fp3"):
+        choose_precision("fp3", config(), quantization="", has_vnni=True)
