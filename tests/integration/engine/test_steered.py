@@ -154,3 +154,22 @@ def test_documents_are_valid_and_the_same_in_every_way(world, documents):
         for way in WAYS:
             assert documents[way][name] == tokens, f"{name} {way}"
     assert num_finished >= 4
+
+
+def test_requests_that_can_go_nowhere_fail_alone_and_say_why(world, documents):
+    _, loaded, prompts = world
+    bench = EngineBench(loaded)
+    key = bench.built.grammars.compile("json_schema", json.dumps(SCHEMA))
+    steered = {"grammar": key, "stop_token_ids": frozenset({EOS}), "temperature": 0.9}
+    bench.add("banned", [5, 6], NEW, allowed_token_ids=frozenset({9}), bad_words=((9, 9),))
+    bench.add("unknown grammar", [5, 6, 7], NEW, grammar="0123")
+    bench.add("no end", [5, 6], NEW, grammar=bench.built.grammars.compile("choice", '["a"]'))
+    for name, prompt in prompts.items():
+        bench.add(name, prompt, 150, seed=len(name), salt=name, **steered)
+    bench.run()
+    assert {name: bench.tokens[name] for name in prompts} == documents["alone"]
+    assert bench.tokens["banned"] == [9]
+    assert bench.errors["banned"] == "no token may follow: allowed_token_ids, bad_words leaves none"
+    assert "not known here" in bench.errors["unknown grammar"]
+    assert bench.errors["no end"] == "no token may follow: the grammar leaves none"
+    assert len(bench.errors) == 3

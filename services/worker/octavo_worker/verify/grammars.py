@@ -132,7 +132,10 @@ class GrammarStore:
     def get(self, key: str) -> GrammarMatcher:
         """A fresh state; raises KeyError when nobody keeps the grammar any more."""
         with self._lock:
-            return GrammarMatcher(self._known[key].prototype, self._ends)
+            known = self._known.get(key)
+            if known is None:
+                raise KeyError("the request's grammar is not known here, or nobody has kept it")
+            return GrammarMatcher(known.prototype, self._ends)
 
     def _compile(self, definition: str, kind: str) -> llguidance.LLMatcher:
         tokenizer = self._get_tokenizer()
