@@ -7,6 +7,8 @@ from octavo_gateway.requests import Answers, Beam, RawRequest, RequestLimits
 
 MODES = ("raw", "processed")
 MAX_LENGTH_PENALTY = 10.0
+# Numbers about tokens in one result: below the size of a message with room to spare.
+MAX_TOLD = 1_000_000
 # Beams are chosen by the model's own log-probabilities: these would be asked for in vain.
 _NOT_WITH_BEAMS = {
     "top_k": (None, 0),
@@ -34,6 +36,20 @@ def answers(raw: RawRequest, bounds: RequestLimits) -> Answers:
     if best_of < n:
         refuse(f"best_of {best_of} is less than n {n}", "best_of")
     return Answers(n=n, best_of=best_of, **told)
+
+
+def check_told(asked: Answers, *, num_prompt_tokens: int, max_tokens: int | None) -> None:
+    """Refuse log-probabilities that no message could carry: each number of them takes about a dozen bytes."""
+    of_prompt = 0 if asked.prompt_logprobs is None else num_prompt_tokens * (asked.prompt_logprobs + 2)
+    of_answers = 0 if asked.logprobs is None else asked.n * (max_tokens or 0) * (asked.logprobs + 2)
+    if of_prompt + of_answers > MAX_TOLD:
+        refuse(
+            f"log-probabilities of so many tokens have up to {of_prompt + of_answers} numbers, and at most {MAX_TOLD} "
+            "are told",
+            "prompt_logprobs" if of_prompt > of_answers else "logprobs",
+            hint="ask for fewer of the likeliest tokens, or set a smaller max_tokens",
+            code="TOO_MUCH_TOLD",
+        )
 
 
 def _count(value: int | None, param: str, bounds: RequestLimits) -> int | None:

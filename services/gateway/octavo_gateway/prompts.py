@@ -21,6 +21,7 @@ from octavo_common.store import ArtifactStore
 from octavo_common.text.answers import answer_stream, lead_text
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
+from octavo_gateway.answers import check_told
 from octavo_gateway.requests import ChatPrompt, Prompt, TextPrompt, ValidRequest
 
 log = structlog.get_logger(__name__)
@@ -65,6 +66,7 @@ class Prompts:
         check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
         check_vocabulary(request.steering.allowed_token_ids, card, "allowed_token_ids")
         check_vocabulary([token for token, _ in request.steering.logit_bias], card, "logit_bias")
+        check_told(request.answers, num_prompt_tokens=len(ids), max_tokens=request.max_tokens)
         left = limit - len(ids)
         return PreparedPrompt(
             ids=tuple(ids),

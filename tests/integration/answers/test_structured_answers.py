@@ -71,6 +71,9 @@ async def test_answers_follow_what_was_asked_for_over_every_rim(served: Platform
     assert all(re.fullmatch("[ab]{3}-[0-9]{2}", text) for text in texts[5:7])
     assert texts[7] in ("yes", "no", "maybe so") and texts[8] in ("yes", "no")
     assert re.fullmatch("(cd)*ab", texts[9])
+    beams = await sdk.generate("Answer:", beam_width=3, n=2, max_tokens=20, choice=["yes", "no", "maybe so"]).wait()
+    assert {choice.text for choice in beams.choices} <= {"yes", "no", "maybe so"} and len(beams.choices) == 2
+    assert beams.choices[0].text != beams.choices[1].text
     several = await sdk.generate("Answer:", seed=3, n=3, **hot, choice=["yes", "no", "maybe"]).wait()
     assert {choice.text for choice in several.choices} <= {"yes", "no", "maybe"}
     assert [choice.finish_reason for choice in several.choices] == ["stop"] * 3

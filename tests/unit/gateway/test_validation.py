@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_common.errors import InvalidArgument
+from octavo_gateway.answers import check_told
 from octavo_gateway.requests import (
     Answers,
     Beam,
@@ -177,6 +178,27 @@ def test_a_beam_search_has_its_own_bounds() -> None:
     raw = replace(GOOD, n=2, beam=Beam(width=4, length_penalty=-1, early_stopping=None), temperature=0.7, top_p=1.0)
     expected = Answers(n=2, best_of=2, beam_width=4, length_penalty=-1.0, early_stopping=None)
     assert validate(raw).answers == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_prompt_tokens", "max_tokens", "param"),
+    [
+        (Answers(prompt_logprobs=20), 60_000, 10, "prompt_logprobs"),
+        (Answers(logprobs=20, n=16), 10, 4096, "logprobs"),
+        (Answers(logprobs=20), 60_000, 4096, None),
+        (Answers(logprobs=20), 10, None, None),
+        (Answers(), 10**6, 10**6, None),
+    ],
+)
+def test_what_no_message_could_carry_is_refused_before_it_is_computed(
+    asked: Answers, num_prompt_tokens: int, max_tokens: int | None, param: str | None
+) -> None:
+    try:
+        check_told(asked, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
+    except InvalidArgument as refused:
+        assert (refused.param, refused.code) == (param, "TOO_MUCH_TOLD")
+    else:
+        assert param is None
 
 
 def test_best_of_is_n_where_it_is_not_given() -> None:
