@@ -61,6 +61,7 @@ def steps(model: Path, folder: Path) -> list[Step]:
         )
         for name, about in (
             ("engine", "the engine against transformers, in one process"),
+            ("engine_styles", "what styles, swap and shared pages are worth, over one loaded model"),
             ("sampling", "what choosing tokens takes of a decode step, by way of choosing"),
             ("serving", "the whole platform against the engine; what it takes when idle"),
         )
