@@ -174,9 +174,11 @@ def main() -> int:
     parser.add_argument("--only", default="throughput,gap,prefix")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int)
+    # transformers computes in float32.
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    built = build_engine(EngineConfig(model_path=args.model, num_threads=args.threads))
+    built = build_engine(EngineConfig(model_path=args.model, num_threads=args.threads, precision=args.precision))
     figures: dict[str, float] = {}
     checks: list[Check] = []
     for name in args.only.split(","):

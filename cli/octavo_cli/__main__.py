@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "workers": ("workers", "Show the workers."),
     "models": ("models", "Fetch and list models."),
     "plan": ("plan", "Say what a model needs of a device."),
+    "bench": ("bench", "Measure this machine."),
     "keys": ("keys", "Make, show and revoke API keys."),
     "db": ("db", "Look at the database."),
 }

@@ -100,6 +100,7 @@ def tiny(platform: Octavo, rims: Rims, tmp_path_factory: pytest.TempPathFactory)
         "OCTAVO_WORKER_MODEL_NAME": TINY,
         "OCTAVO_WORKER_KV_BYTES": str(TINY_POOL_BYTES),
         "OCTAVO_WORKER_NUM_THREADS": "1",
+        "OCTAVO_WORKER_PRECISION": "float32",
     }
     with (platform.data_dir / "logs" / "worker-tiny.log").open("wb") as log:
         worker = subprocess.Popen([sys.executable, "-m", "octavo_worker"], env=environ, stderr=log)

@@ -58,6 +58,8 @@ async def process(dsn: str, **env: str) -> AsyncIterator[asyncio.subprocess.Proc
         "OCTAVO_INTERNAL_TOKEN": TOKEN,
         "OCTAVO_WORKER_KV_BYTES": str(1 << 22),
         "OCTAVO_WORKER_NUM_THREADS": "1",
+        # What transformers computes in.
+        "OCTAVO_WORKER_PRECISION": "float32",
         **env,
     }
     child = await asyncio.create_subprocess_exec(
