@@ -125,3 +125,19 @@ def test_rows_without_rules_have_no_context_and_draws_are_named_by_the_plan():
     assert [found.choices for found in wanted] == [(0, 1, 2), (0,), ()]
     assert [found.num_candidates for found in wanted] == [0, 0, 4]
     assert all(found.context is None for found in wanted)
+
+
+def test_known_tokens_are_scored_from_the_first_wanted_positions_and_the_last_is_drawn_from():
+    asks = replace(PARAMS, num_prompt_logprobs=3)
+    inner = replace(row("a", 2, [5, 6, 7], blocks=[1, 2], params=asks, wants=range(2, 5)), scored=(6, 7, 8))
+    last = replace(row("b", 0, [1, 2, 3, 4], blocks=[3], params=asks, wants=range(4)), scored=(2, 3, 4), draws=(0,))
+    # Output of an earlier attempt is neither scored nor drawn again.
+    again = replace(row("c", 0, [1, 2, 3, 4], blocks=[4], params=asks, wants=range(4)), scored=(2,), draws=(0,))
+    inputs = builder().build([inner, last, again])
+    assert inputs.scored_S.tolist() == [0, 1, 2, 3, 4, 5, 7]
+    assert [seq_id.request for seq_id in inputs.scored_ids] == ["a"] * 3 + ["b"] * 3 + ["c"]
+    assert [asked.token for asked in inputs.scored_tokens] == [6, 7, 8, 2, 3, 4, 2]
+    assert {asked.num_top for asked in inputs.scored_tokens} == {3}
+    assert inputs.wanted_S.tolist() == [6, 10]
+    assert [seq_id.request for seq_id in inputs.wanted_ids] == ["b", "c"]
+    assert [wanted.position for wanted in inputs.wanted_rows] == [4, 4]
