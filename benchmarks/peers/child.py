@@ -1,0 +1,32 @@
+"""The loop of a process that measures one system: a line of JSON in, a line of JSON out. Knows no system.
+
+Runs in the environment of the system that it measures, so it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Handler = Callable[..., Mapping[str, Any]]
+
+
+def serve(handlers: Mapping[str, Handler]) -> None:
+    """Answer requests ``{"op": NAME, ...arguments}`` until the input ends; an exception becomes ``{"error": ...}``."""
+    # What libraries print goes to standard error, also what they print without Python.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = dict(handlers[request.pop("op")](**request))
+        # Told to the other side, which decides what it means.
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
