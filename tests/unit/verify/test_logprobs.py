@@ -40,7 +40,7 @@ def check(told, logprobs_V, token, num_top):
     assert [value for _, value in told.top] == pytest.approx([values[i] for i in order[:num_top]], abs=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     size=st.sampled_from([2, 63, 64, 65, 1000, 1025, 49_152]),
@@ -83,7 +83,7 @@ def processed_logprobs(logits, params, tokens):
     return chain(torch.tensor([tokens]), logits.double())[0].log_softmax(-1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     size=st.sampled_from([100, 1000, 49_152]),
