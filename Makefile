@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help setup up down fmt lint types check test test-unit kernels coverage test-db test-containers verify proto migrate bench images clean
+.PHONY: help setup up down fmt lint types check test test-unit kernels coverage test-db test-containers verify proto migrate bench bench-peers images clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -91,6 +91,9 @@ migrate: setup ## Bring the database up to the newest schema
 
 bench: $(VENV)/.test ## Measure speed as ratios in one run; benchmarks/README.md says what
 	$(BIN)/python -m benchmarks.verify --only engine,sampling,serving --page build/verify/bench.md
+
+bench-peers: $(VENV)/.test ## Compare with vLLM, OpenVINO GenAI and llama.cpp, each in its own environment under build/peers
+	$(BIN)/python -m benchmarks.peers
 
 images: ## Make the base images (where no registry is reachable) and build the service images
 	deploy/base-images.sh && deploy/build-images.sh

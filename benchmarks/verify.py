@@ -66,6 +66,30 @@ def steps(model: Path, folder: Path) -> list[Step]:
             ("serving", "the whole platform against the engine; what it takes when idle"),
         )
     ]
+    compared = [
+        Step(
+            name="kv_waste",
+            about="reserved slots of the KV pool that hold nothing, with ShareGPT's lengths",
+            argv=("-m", "benchmarks.kv_waste", "--json", str(folder / "kv_waste.json")),
+            timeout_s=600,
+        ),
+        Step(
+            name="peers",
+            about="vLLM, OpenVINO GenAI and llama.cpp, each in its own environment, on the same checkpoint and cores",
+            argv=("-m", "benchmarks.peers", str(model), "--json", str(folder / "peers.json")),
+            timeout_s=2 * 3600,
+        ),
+        # After the peers, whose environments it needs.
+        Step(
+            name="quality",
+            about="the precision modes and llama.cpp's against float32 on real text: docs/quality.md",
+            argv=(
+                *("-m", "benchmarks.quality", str(model), "--json", str(folder / "quality.json")),
+                *("--page", "docs/quality.md"),
+            ),
+            timeout_s=3600,
+        ),
+    ]
     soak = ("--rounds", "20", "--leavers", "1000", "--json", str(folder / "soak.json"), "--summary", "docs/soak.md")
     return [
         Step(
@@ -82,6 +106,7 @@ def steps(model: Path, folder: Path) -> list[Step]:
         ),
         Step(name="slow", about="the slow tests", argv=(*tests, "slow and not docker and not gpu"), timeout_s=7200),
         *bench,
+        *compared,
         Step(
             name="soak",
             about="every fault 20 times, 1,000 clients that leave: docs/soak.md",
