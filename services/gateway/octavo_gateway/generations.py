@@ -147,6 +147,8 @@ class Generations:
         if self._hub.draining:
             raise Unavailable("this gateway is about to end", code="DRAINING", hint="try again", retry_after_s=0.1)
         found = await self._jobs.get(principal, job_id)
+        if found.kind != "generation":
+            raise FailedPrecondition(f"job {found.id} is no generation", hint="read it with GetJob")
         spec = spec_of(found)
         if len(received) > spec.n:
             raise InvalidArgument(f"the job has {spec.n} answers, not {len(received)}", param="others")
@@ -170,8 +172,6 @@ class Generations:
 
     async def _check_received(self, job: Job, spec: GenerationSpec, received: Sequence[Sequence[int]]) -> None:
         """A job may go on from what the caller says it has: that must be something the model could have said."""
-        if job.kind != "generation":
-            raise FailedPrecondition(f"job {job.id} is no generation", hint="read it with GetJob")
         if job.state.ended or not any(received):
             return
         if max(map(len, received)) > spec.max_tokens:

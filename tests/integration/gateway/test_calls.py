@@ -310,3 +310,13 @@ async def test_a_caller_cancelled_while_its_job_is_written_leaves_no_job_behind(
         while any(not job.state.ended for job in await world.jobs.list(tenant=None)):
             await asyncio.sleep(0.02)
     assert gateway.gateway.hub.num_followed == 0
+
+
+async def test_a_job_of_another_kind_has_no_stream_to_resume(world: World):
+    client = world.client(await world.gateway())
+    await world.worker()
+    job_id = (await client.submit()).job_id
+    # Its payload is nothing that a generation could be read from.
+    await world.sql("update jobs set kind = 'edge_build', payload = '{\"model\": 1}' where id = :id", id=job_id)
+    status, _, _ = await error_of(client.resume(job_id, []).call)
+    assert status is grpc.StatusCode.FAILED_PRECONDITION
