@@ -126,13 +126,13 @@ class Measured:
     agreements: list[Tensor] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
 
-    def add(self, reference_TV: Tensor, logits_TV: Tensor, tokens: list[int]) -> None:
-        """One window."""
-        assert logits_TV.shape == reference_TV.shape, (logits_TV.shape, reference_TV.shape)
-        expected, found = (x.double().log_softmax(-1) for x in (reference_TV, logits_TV))
-        self.kls.append((expected.exp() * (expected - found)).sum(-1))
-        self.agreements.append((reference_TV.argmax(-1) == logits_TV.argmax(-1)).double())
-        self.losses.append(-found[:-1].gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0])
+    def add(self, expected_TV: Tensor, logits_TV: Tensor, tokens: list[int]) -> None:
+        """One window; log-probabilities of the reference, logits of the system."""
+        assert logits_TV.shape == expected_TV.shape, (logits_TV.shape, expected_TV.shape)
+        found_TV = logits_TV.double().log_softmax(-1)
+        self.kls.append((expected_TV.exp() * (expected_TV - found_TV)).sum(-1))
+        self.agreements.append((expected_TV.argmax(-1) == found_TV.argmax(-1)).double())
+        self.losses.append(-found_TV[:-1].gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0])
 
     def figures(self) -> dict[str, float]:
         """Means over all positions."""
@@ -149,9 +149,10 @@ def measure(systems: Mapping[str, System], reference: str, windows: list[list[in
     """Figures of all systems against one of them."""
     found = {name: Measured() for name in systems}
     for tokens in windows:
-        expected = systems[reference](tokens)
+        exact = systems[reference](tokens)
+        expected = exact.double().log_softmax(-1)
         for name, system in systems.items():
-            found[name].add(expected, expected if name == reference else system(tokens), tokens)
+            found[name].add(expected, exact if name == reference else system(tokens), tokens)
     return {name: measured.figures() for name, measured in found.items()}
 
 
