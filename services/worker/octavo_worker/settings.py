@@ -47,6 +47,7 @@ class WorkerSettings(CommonSettings):
     # v1 mixes chunks of prompts with decoding; v0 takes turns between whole prompts and decoding.
     engine_style: Literal["v1", "v0"] = "v1"
     attention_backend: str = "auto"
+    # auto, float32, w8a8 or w4a8; auto goes by rules, see docs/tokens.md.
     precision: str = "auto"
     # Notifications are only hints: so often the table is read without one.
     poll_s: float = Field(default=1.0, gt=0)

@@ -41,7 +41,7 @@ class Pages:
         return keys * scales[0].T[:, :, None], values * scales[1].T[:, :, None]
 
 
-def attend(pages: Pages, num_heads: int, rows, *, window=None, threads=1) -> np.ndarray:
+def attend(pages: Pages, num_heads: int, rows, *, window=None, threads=1, heads=1) -> np.ndarray:
     """Feed (row, start, qkv [n, N + 2 G, H]) for some rows; returns [T, N, H]."""
     qkv = np.concatenate([part for _, _, part in rows]).astype(np.float32)
     num_tokens, width = len(qkv), qkv[0].size
@@ -60,12 +60,13 @@ def attend(pages: Pages, num_heads: int, rows, *, window=None, threads=1) -> np.
     slots = tables[np.repeat(np.arange(len(rows)), counts), positions // 16].astype(np.int64) * 16 + positions % 16
     batch = AttnBatch(starts_R=starts, num_tokens_R=counts, tables_RB=tables, slots_T=slots)
     tiles, limits = cut_tiles(batch, num_heads // pages.heads), visible_lengths(batch)
-    size = -(-kernel.scratch_bytes(int(limits.max()), pages.dim) // 64) * 64
+    size = heads * kernel.scratch_bytes(int(limits.max()), pages.dim)
     scratch = np.full(threads * size, 255, np.uint8)
     for place, value in {
         kernel.TILES: tiles.ctypes.data, kernel.NUM_TILES: len(tiles), kernel.TABLES: tables.ctypes.data,
         kernel.TABLE_STRIDE: num_blocks, kernel.LIMITS: limits.ctypes.data, kernel.SLOTS: slots.ctypes.data,
         kernel.SCRATCH: scratch.ctypes.data, kernel.SCRATCH_BYTES: size,
+        kernel.HEADS_AT_ONCE: heads,
     }.items():  # fmt: skip
         program.frame[place] = value
     program.run(num_tokens, threads)
@@ -94,7 +95,7 @@ def test_mixed_rows_equal_float64_over_the_pools_own_numbers(num_heads, num_kv_h
     long, short = random.standard_normal((2, 90, width, head_dim)).astype(np.float32)
     attend(pages, num_heads, [(0, 0, long[:63])])
     rows = [(0, 63, long[63:64]), (1, 0, short[:37]), (2, 0, long[80:81])]
-    found = attend(pages, num_heads, rows, window=window, threads=2)
+    found = attend(pages, num_heads, rows, window=window, threads=2, heads=num_kv_heads)
     at = 0
     for row, start, part in rows:
         for offset, token in enumerate(part):
@@ -125,7 +126,7 @@ def test_a_token_has_the_same_bits_in_any_chunks_and_company(window) -> None:
             others = [(1, start, qkv[start : start + chunk] * 2), (2, start, qkv[start : start + 1])]
             rows = [others[0], (0, start, qkv[start : start + chunk]), others[1]]
             size = len(qkv[start : start + chunk])
-            parts.append(attend(pages, 9, rows, window=window, threads=2)[size : 2 * size])
+            parts.append(attend(pages, 9, rows, window=window, threads=2, heads=3)[size : 2 * size])
         assert np.array_equal(np.concatenate(parts).view(np.uint32), whole.view(np.uint32)), chunk
 
 

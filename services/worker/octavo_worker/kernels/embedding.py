@@ -14,7 +14,7 @@ from octavo_worker.kernels.vector import LANES, as_pointer, carray, fetch_add
 WEIGHTS, WIDTH, OUT = range(FIRST_OWN, FIRST_OWN + 3)
 _NUM_ARGUMENTS = FIRST_OWN + 3
 # Of the frame: address of the step's token ids, int64 [T].
-TOKENS = 11
+TOKENS = 12
 _ROWS_PER_TASK = 4
 
 

@@ -23,7 +23,7 @@ from octavo_worker.kernels.vector import LANES, as_pointer, carray, fetch_add, n
 X, STRIDE, NUM_Q, NUM_KV, HEAD_DIM, PAIRS, Q_NORM, K_NORM, EPS, K_MEAN = range(FIRST_OWN, FIRST_OWN + 10)
 _NUM_ARGUMENTS = FIRST_OWN + 10
 # Of the frame: address of the step's rotations [T, P, 2], cosine and sine.
-ROTATIONS = 10
+ROTATIONS = 11
 _ROWS_PER_TASK = 4
 
 

@@ -141,7 +141,8 @@ class Forward:
         tiles, limits = cut_tiles(batch, config.num_heads // config.num_kv_heads), visible_lengths(batch)
         tables = np.ascontiguousarray(batch.tables_RB, dtype=np.int32)
         slots = np.ascontiguousarray(batch.slots_T, dtype=np.int64)
-        per_thread = -(-attention.scratch_bytes(int(limits.max()), config.head_dim) // 64) * 64
+        heads = attention.heads_at_once(len(tiles), config.num_kv_heads, self._threads)
+        per_thread = heads * attention.scratch_bytes(int(limits.max()), config.head_dim)
         if self._attention_scratch.size < per_thread * self._threads:
             self._attention_scratch = np.zeros(2 * per_thread * self._threads, np.uint8)
         # The stages read them until the run ends.
@@ -157,6 +158,7 @@ class Forward:
             attention.SLOTS: slots.ctypes.data,
             attention.SCRATCH: self._attention_scratch.ctypes.data,
             attention.SCRATCH_BYTES: per_thread,
+            attention.HEADS_AT_ONCE: heads,
         }
         for place, value in values.items():
             self.program.frame[place] = value
