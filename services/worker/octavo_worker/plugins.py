@@ -29,8 +29,23 @@ def _reference(deps: BackendDeps) -> AttentionBackend:
     return ReferenceAttention(block_size=deps.block_size)
 
 
+def _triton_paged(deps: BackendDeps) -> AttentionBackend:
+    from octavo_worker.attention.triton_paged import TritonAttention
+
+    return TritonAttention(
+        num_heads=deps.num_heads,
+        num_kv_heads=deps.num_kv_heads,
+        head_dim=deps.head_dim,
+        block_size=deps.block_size,
+    )
+
+
 # In order of preference.
-ATTENTION: Mapping[str, Callable[[BackendDeps], AttentionBackend]] = {"cpu": _cpu, "reference": _reference}
+ATTENTION: Mapping[str, Callable[[BackendDeps], AttentionBackend]] = {
+    "cpu": _cpu,
+    "triton_paged": _triton_paged,
+    "reference": _reference,
+}
 
 
 def attention_backends(deps: BackendDeps, name: str) -> Sequence[AttentionBackend]:

@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from triton_world import BLOCK, DTYPES, EXAMPLES, LAYER, TOLERANCE, Row, expected, make_world
+from triton_world import BLOCK, DTYPES, LAYER, SOME, TOLERANCE, Row, expected, make_world
 
 from octavo_worker.attention.base import AttnBatch
 from octavo_worker.attention.triton_paged import TritonAttention
@@ -82,7 +82,7 @@ def check(world, shape, window=None):
     torch.testing.assert_close(found, wanted, rtol=TOLERANCE[world.q.dtype] / 3, atol=TOLERANCE[world.q.dtype])
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @given(
     starts=st.lists(CONTEXTS, min_size=1, max_size=4),
     shape=st.sampled_from(SHAPES),
@@ -95,7 +95,7 @@ def test_rows_of_one_token_match_float64(starts, shape, dtype, format, window, s
     check(make_world([Row(start=s, count=1) for s in starts], shape, dtype, format, seed=seed), shape, window)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @given(
     rows=mixed_rows(),
     shape=st.sampled_from(SHAPES),
@@ -119,6 +119,12 @@ def test_a_tree_of_63_nodes_is_served_and_64_are_refused():
     check(make_world([Row(start=20, count=64, parents=parents)], shape), shape)
     with pytest.raises(ValueError, match="a tree has 64 nodes, 63 are the most"):
         make_plan(make_world([Row(start=20, count=65, parents=(*parents, 0))], shape), shape)
+
+
+def test_a_node_sees_its_ancestors_whatever_the_window():
+    """The last tile holds nodes only, whose window begins behind their ancestors."""
+    shape = (8, 1, 128)
+    check(make_world([Row(start=0, count=17, parents=(-1, 0))], shape), shape, window=1)
 
 
 def test_a_chain_of_drafts_is_a_prompt():

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from triton_world import BLOCK, DTYPES, EXAMPLES, LAYER, encode, poisoned_pool
+from triton_world import BLOCK, DTYPES, LAYER, SOME, encode, poisoned_pool
 
 from octavo_worker.kernels.triton.copy_blocks import copy_blocks
 from octavo_worker.kernels.triton.launch import is_interpreted
@@ -26,7 +26,7 @@ def test_the_interpreter_is_on():
     assert is_interpreted()
 
 
-@settings(max_examples=2 * EXAMPLES, deadline=None)
+@SOME
 @given(
     heads=SHAPES,
     dtype=st.sampled_from(DTYPES),
@@ -71,7 +71,7 @@ def test_codes_of_a_byte_lose_what_their_format_loses(format):
         assert (error <= k.abs() * step + largest * 1e-4).all()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @given(
     dtype=st.sampled_from(DTYPES),
     format=st.sampled_from(list(KVFormat)),

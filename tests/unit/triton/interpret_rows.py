@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from triton_world import DTYPES, EXAMPLES
+from triton_world import DTYPES, SOME
 
 from octavo_worker.kernels.triton.gumbel_argmax import gumbel_argmax
 from octavo_worker.kernels.triton.rms_norm import rms_norm, rms_norm_launch
@@ -33,7 +33,7 @@ def close(found, wanted, dtype, *, passes=1.0):
     assert ((found.double() - wanted).abs() <= passes * RELATIVE[dtype] * scale).all()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @given(
     num_rows=ROWS,
     width=WIDTHS,
@@ -59,7 +59,7 @@ def test_norms_match_float64_with_and_without_a_residual(num_rows, width, dtype,
     close(out, F.rms_norm(total, (width,), weight.double(), 1e-5), dtype, passes=2)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @given(
     num_tokens=st.integers(1, 4),
     num_heads=st.integers(1, 5),
@@ -82,7 +82,7 @@ def test_heads_turn_as_the_models_rope_turns_them(num_tokens, num_heads, dims, d
     assert torch.equal(x[..., rotated:].double(), before[:, :num_heads, rotated:])
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @given(num_rows=ROWS, width=WIDTHS, dtype=st.sampled_from(DTYPES), size=st.sampled_from([0.1, 8.0]), seed=SEEDS)
 def test_gates_match_float64(num_rows, width, dtype, size, seed):
     torch.manual_seed(seed)
@@ -101,7 +101,7 @@ def test_gates_at_the_ends_of_the_range():
     assert found[6].isnan()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @given(
     vocab=st.sampled_from([1, 300, 4096, 4097, 9000]),
     dtype=st.sampled_from(DTYPES),
@@ -121,7 +121,7 @@ def test_log_probabilities_follow_from_peak_and_total(vocab, dtype, temperatures
     torch.testing.assert_close(peak.double() + total.log(), wanted, rtol=1e-6, atol=1e-5)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @given(
     vocab=st.sampled_from([1, 500, 1024, 3000]),
     dtype=st.sampled_from(DTYPES),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from triton import knobs
-from triton_variants import FAMILIES, Family, decode, pairwise
+from triton_variants import FAMILIES, Family, decode, extend, pairwise
 
 from octavo_worker.kernels.triton.aot import SHARED_LIMIT, compile_launch
 from octavo_worker.kernels.triton.launch import is_interpreted
@@ -52,6 +53,14 @@ def test_a_pairwise_set_holds_all_pairs():
     assert {(c["a"], c["b"]) for c in taken} == {(a, b) for a in range(4) for b in range(3)}
     assert {(c["c"], c["arch"]) for c in taken} == {(c, arch) for c in range(2) for arch in (80, 90)}
     assert len(taken) < len(list(family.choices())) // 2
+
+
+@pytest.mark.parametrize(("arch", "product"), [(80, "mma.sync"), (90, "wgmma.mma_async"), (100, "tcgen05.mma")])
+def test_prompts_use_the_matrix_units_and_wide_loads(arch, product):
+    """Nothing about the pages keeps the compiler from what makes attention fast."""
+    ptx = compile_launch(extend(128, torch.bfloat16, KVFormat.PLAIN, "causal", 4096), arch).ptx
+    assert product in ptx
+    assert re.search(r"cp\.async\.cg\.shared\.global \[.*\], 0x10", ptx)
 
 
 def test_what_a_device_has_not_is_found():

@@ -11,13 +11,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from hypothesis import Phase, settings
 
 from octavo_worker.kernels.triton.pages import KVFormat, PagedKV, region_bytes, view_pages
 
 BLOCK = 16
 LAYERS, LAYER = 2, 1
 # Examples of each property; many more by `make kernels`.
-EXAMPLES = int(os.environ.get("OCTAVO_TEST_TRITON_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("OCTAVO_TEST_TRITON_EXAMPLES", "5"))
+# Not shrunk: a run takes seconds, and a failing example is small enough to read. The few are always the same ones.
+SOME = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    derandomize=EXAMPLES <= 5,
+    database=None,
+)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Of results around 1. The interpreter cuts bfloat16 off where a GPU rounds.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -65,7 +74,9 @@ def encode(x, format):
     scaled = x / torch.where(scale > 0, scale, 1.0)[..., None]
     if format is KVFormat.INT8:
         return torch.floor(scaled + 0.5).to(torch.int8), scale
-    return scaled.clamp(-format.largest, format.largest).to(format.code_dtype), scale
+    codes = scaled.clamp(-format.largest, format.largest).to(format.code_dtype)
+    # The kernel makes no negative zeros.
+    return (codes.float() + 0.0).to(format.code_dtype), scale
 
 
 def poisoned_pool(num_blocks, shape, dtype, format):

@@ -84,9 +84,10 @@ class TritonAttention:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
-        dtype: torch.dtype,
+        dtype: torch.dtype = torch.float32,
         kv_format: KVFormat = KVFormat.PLAIN,
     ) -> None:
+        """Tiles of queries are sized for `dtype`; those of float32 serve the others too, only less well."""
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim

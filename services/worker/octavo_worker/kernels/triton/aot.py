@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class Compiled:
     shared_bytes: int
     stack_bytes: int
     local_bytes: int
+    # The assembly that machines of its generation share.
+    ptx: str = field(default="", repr=False)
 
     @property
     def problems(self) -> list[str]:
@@ -92,6 +94,7 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
         shared_bytes=int(kernel.metadata.shared),
         stack_bytes=usage["stack"],
         local_bytes=usage["local"],
+        ptx=kernel.asm["ptx"],
     )
 
 

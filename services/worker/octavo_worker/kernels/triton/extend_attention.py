@@ -11,7 +11,8 @@ is read once for all of them. Token t sees the keys
     and tree_first(row) + j for every bit j of bits(t)             a tree of drafts: limit = tree_first
 
 `limits: int32 [T]`, `bits: int64 [T]`, `depths: int32 [T]`, `tree_firsts: int32 [R]`. Node j of a tree lies in slot
-tree_first + j; its bits are its ancestors and itself (so at most 63 nodes), its depth is their number.
+tree_first + j; its bits are its ancestors and itself (so at most 63 nodes), its depth is their number. A node sees all
+its ancestors, whatever the window.
 
 Source: FlashAttention-2 (arXiv 2307.08691), PagedAttention (arXiv 2309.06180), tree masks of SpecInfer (2305.09781).
 """
@@ -75,6 +76,12 @@ def _extend_attention(
     )
     # Lanes beyond the tile see nothing.
     limit_M = tl.load(limits_ptr + token_M, mask=real_M, other=0)
+    if HAS_TREE:
+        bits_M = tl.load(bits_ptr + token_M, mask=real_M, other=0)
+        tree_first = tl.load(tree_firsts_ptr + row)
+    else:
+        bits_M = tl.zeros([QUERIES], dtype=tl.int64)
+        tree_first = 0
     low_M = tl.zeros([QUERIES], dtype=tl.int32)
     first_key = 0
     if HAS_WINDOW:
@@ -82,6 +89,8 @@ def _extend_attention(
         if HAS_TREE:
             low_M += tl.load(depths_ptr + token_M, mask=real_M, other=0)
         first_key = tl.maximum(tl.min(tl.where(real_M, low_M, 2147483647), axis=0), 0)
+        if HAS_TREE:
+            first_key = tl.minimum(first_key, tree_first)
     result_MH = tl.zeros([QUERIES, HEAD_PAD], dtype=tl.float32)
     max_M = tl.full([QUERIES], float("-inf"), dtype=tl.float32)
     sum_M = tl.zeros([QUERIES], dtype=tl.float32)
@@ -104,12 +113,6 @@ def _extend_attention(
                 scale_stride_block, scale_stride_slot, scale_key_at, scale_value_at, scale_log2,
                 HEAD_DIM, HEAD_PAD, BLOCK_SIZE, False, QUANTIZED, PRECISION,
             )  # fmt: skip
-    if HAS_TREE:
-        bits_M = tl.load(bits_ptr + token_M, mask=real_M, other=0)
-        tree_first = tl.load(tree_firsts_ptr + row)
-    else:
-        bits_M = tl.zeros([QUERIES], dtype=tl.int64)
-        tree_first = 0
     for tile in range(shared, last_key, KEYS):
         s_S = tile + tl.arange(0, KEYS)
         visible_MS = (s_S[None, :] < limit_M[:, None]) & (s_S[None, :] >= low_M[:, None])
