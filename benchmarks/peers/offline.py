@@ -76,7 +76,9 @@ def _measure(one: Found, child: Child, work: Work, batch: int) -> None:
         return
     one.first_tokens = one.first_tokens or answer["tokens"][0][:8]
     one.rates.setdefault(batch, []).append(batch * work.num_new / answer["seconds"])
-    print(f"offline: {one.system.name}, {batch}: {one.rates[batch][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
+    rate, cpu_s = one.rates[batch][-1], answer["cpu_s"]
+    words = f"{rate:.1f} tokens/s, {batch * work.num_new / cpu_s:.1f} tokens a second of CPU time"
+    print(f"offline: {one.system.name}, {batch}: {words}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
