@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -134,29 +134,28 @@ def draw(vocab, dtype):
     )
 
 
-def copy(head_dim, dtype):
-    return copy_blocks_launch(empty(7, 2, 2, 16, G, head_dim, dtype=dtype), empty(R, 2, dtype=LONG))
+def copy(size, dtype):
+    return copy_blocks_launch(empty(7, 2, 2, 16, G, size, dtype=dtype), empty(R, 2, dtype=LONG))
 
 
 _COMMON = {"dtype": DTYPES, "arch": ARCHES}
 _HEADS = {"head_dim": HEADS, **_COMMON}
-# Each compiles to something else; 80 and 96 do not.
-_FEW_HEADS = {**_HEADS, "head_dim": (64, 80, 256)}
+_QUICK = {"head_dim": (64, 80, 256), "width": (576, 16384)}
 _PAGES = {"format": tuple(KVFormat), **_HEADS}
 FAMILIES = (
     Family(name="write_kv", factors=_PAGES, make=write),
     Family(name="decode_attention", factors={**_PAGES, "group": (1, 7, 16)}, make=decode),
-    Family(name="combine", factors=_FEW_HEADS, make=join),
+    Family(name="combine", factors=_HEADS, make=join),
     Family(
         name="extend_attention",
         factors={**_PAGES, "mask": ("causal", "window", "tree and window"), "pairs": (16, 4096)},
         make=extend,
     ),
-    Family(name="copy_blocks", factors={"head_dim": (96,), "dtype": (torch.bfloat16,), "arch": ARCHES}, make=copy),
+    Family(name="copy_blocks", factors={"size": (96,), "dtype": (torch.bfloat16,), "arch": ARCHES}, make=copy),
     Family(
         name="rms_norm", factors={"width": (576, 4096, 8192, 16384), "residual": (False, True), **_COMMON}, make=norm
     ),
-    Family(name="rotary", factors=_FEW_HEADS, make=turn),
+    Family(name="rotary", factors=_HEADS, make=turn),
     Family(name="silu_mul", factors={"width": (1536, 14336), **_COMMON}, make=gate),
     Family(name="softmax_stats", factors={"vocab": (49152, 128256), **_COMMON}, make=stats),
     Family(name="gumbel_argmax", factors={"vocab": (49152, 128256), **_COMMON}, make=draw),
@@ -164,8 +163,12 @@ FAMILIES = (
 
 
 def pairwise(family):
-    """Few choices in which every two values of two factors meet, if they meet anywhere."""
-    choices = list(family.choices())
+    """Few choices in which every two values of two factors meet, if they meet anywhere.
+
+    Of head dims and widths those that compile to something else: 96 is padded and masked as 80 is, 128 is 80 unmasked.
+    """
+    quick = {name: values for name, values in _QUICK.items() if name in family.factors}
+    choices = list(replace(family, factors={**family.factors, **quick}).choices())
     open_pairs = {pair for choice in choices for pair in _pairs(choice)}
     taken = []
     while open_pairs:
