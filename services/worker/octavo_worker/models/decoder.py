@@ -57,6 +57,11 @@ class Decoder:
         """The numbers that shape it."""
         return self._config
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        return 4 * num_parameters(self._config)
+
     def forward(
         self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, *, prompt_lengths_T: Tensor | None = None
     ) -> Tensor:

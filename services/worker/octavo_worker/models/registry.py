@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, quantization
 from octavo_worker.models.gguf_config import gguf_config
 from octavo_worker.models.gguf_tokenizer import gguf_bundle
 from octavo_worker.models.integer_weights import IntegerWeights, read_weights
-from octavo_worker.models.precision import FLOAT32, W4A8, choose_precision
+from octavo_worker.models.precision import FLOAT32, W4A8, W8A8, choose_precision
 from octavo_worker.models.weights import SafetensorsCheckpoint, weight_files
 
 
@@ -33,14 +35,12 @@ def load_model(path: str | Path, *, precision: str = FLOAT32, name: str = "") ->
     return load(source, name, precision)
 
 
-def _read(config: ModelConfig, checkpoint: Checkpoint, precision: str) -> Decoder | IntegerWeights:
-    if precision == FLOAT32:
-        return Decoder(config, checkpoint)
-    return read_weights(config, checkpoint, as_stored=precision == W4A8)
-
-
-def _weight_bytes(model: Decoder | IntegerWeights, config: ModelConfig) -> int:
-    return 4 * num_parameters(config) if isinstance(model, Decoder) else model.num_bytes
+# What holds the weights of each precision.
+_READERS: Mapping[str, Callable[[ModelConfig, Checkpoint], Decoder | IntegerWeights]] = {
+    FLOAT32: Decoder,
+    W8A8: partial(read_weights, as_stored=False),
+    W4A8: partial(read_weights, as_stored=True),
+}
 
 
 def find_model(path: Path) -> Path:
@@ -66,7 +66,7 @@ def _load_gguf(path: Path, name: str, precision: str) -> LoadedModel:
     bundle = gguf_bundle(file)
     _check_vocabulary(bundle, config, str(path))
     with GgufCheckpoint(file, config) as checkpoint:
-        model = _read(config, checkpoint, precision)
+        model = _READERS[precision](config, checkpoint)
     return LoadedModel(
         model=model,
         precision=precision,
@@ -75,7 +75,7 @@ def _load_gguf(path: Path, name: str, precision: str) -> LoadedModel:
         digest=files_digest([path]),
         name=name or str(file.metadata.get("general.name") or path.stem),
         num_parameters=num_parameters(config),
-        weight_bytes=_weight_bytes(model, config),
+        weight_bytes=model.num_bytes,
         source="gguf",
         quantization=kind,
     )
@@ -87,7 +87,7 @@ def _load_directory(directory: Path, name: str, precision: str) -> LoadedModel:
     bundle = TokenizerBundle.from_directory(directory)
     _check_vocabulary(bundle, config, str(directory))
     with SafetensorsCheckpoint(directory) as checkpoint:
-        model = _read(config, checkpoint, precision)
+        model = _READERS[precision](config, checkpoint)
     return LoadedModel(
         model=model,
         precision=precision,
@@ -97,7 +97,7 @@ def _load_directory(directory: Path, name: str, precision: str) -> LoadedModel:
         digest=files_digest([directory / "config.json", *weight_files(directory)]),
         name=name or directory.resolve().name,
         num_parameters=num_parameters(config),
-        weight_bytes=_weight_bytes(model, config),
+        weight_bytes=model.num_bytes,
         source="safetensors",
     )
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from octavo_worker.attention.base import AttnBatch
 from octavo_worker.models.base import Model
+from octavo_worker.runtime.computing import Runner
 from octavo_worker.runtime.inputs import ForwardInputs
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -57,22 +58,6 @@ class DecodeAttention(Protocol):
         self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: Any, layer: int, window: int | None = None
     ) -> Tensor:
         """Write keys and values, then attend."""
-        ...
-
-
-class Runner(Protocol):
-    """What runs the steps that are not recorded, and the head."""
-
-    def forward(self, inputs: ForwardInputs) -> Tensor:
-        """Hidden states ``[T, D]``."""
-        ...
-
-    def logits(self, hidden_TD: Tensor, counts_R: list[int], wanted_S: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Logits of the wanted positions, in slices."""
-        ...
-
-    def poison(self, blocks: list[int]) -> None:
-        """Fill blocks with NaN."""
         ...
 
 
