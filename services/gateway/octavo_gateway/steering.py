@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from octavo_gateway.checks import (
     MAX_INT32,
     check_range,
-    check_real,
     check_strings,
     check_token_ids,
     check_whole,
@@ -15,6 +14,8 @@ from octavo_gateway.checks import (
 )
 from octavo_gateway.requests import RawRequest, RequestLimits, Steering
 
+# It divides logits or multiplies them: in float32 they must neither vanish nor overflow.
+MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 # OpenAI's bounds.
 MAX_PENALTY = 2.0
@@ -46,14 +47,7 @@ def steering(raw: RawRequest, bounds: RequestLimits) -> Steering:
 def _repetition_penalty(value: float | None) -> float:
     if value is None:
         return 1.0
-    number = check_real(value, "repetition_penalty")
-    if not 0 < number <= MAX_REPETITION_PENALTY:
-        refuse(
-            f"repetition_penalty must be above 0 and at most {MAX_REPETITION_PENALTY:g}, not {number}",
-            "repetition_penalty",
-            hint="1 changes nothing",
-        )
-    return number
+    return check_range(value, "repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
 
 
 def _penalty(value: float | None, param: str) -> float:

@@ -13,6 +13,7 @@ from octavo_gateway.checks import (
     MAX_INT32,
     check_flag,
     check_name,
+    check_range,
     check_real,
     check_strings,
     check_text,
@@ -34,6 +35,10 @@ from octavo_gateway.steering import steering
 from octavo_gateway.structured import grammar
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
+# OpenAI allows 2. Much more, and what divides the logits would be 0 in float32.
+MAX_TEMPERATURE = 100.0
+# Below, the best token is taken, as vLLM does: a logit divided by less could be infinite.
+MIN_TEMPERATURE = 1e-5
 
 
 def validate(raw: RawRequest, limits: RequestLimits | None = None) -> ValidRequest:
@@ -116,10 +121,8 @@ def _check_size(size: int, param: str, bounds: RequestLimits) -> None:
 def _temperature(value: float | None) -> float:
     if value is None:
         return 1.0
-    number = check_real(value, "temperature")
-    if number < 0:
-        refuse(f"temperature must be at least 0, not {number}", "temperature")
-    return number
+    number = check_range(value, "temperature", 0.0, MAX_TEMPERATURE)
+    return number if number >= MIN_TEMPERATURE else 0.0
 
 
 def _top_p(value: float | None) -> float:

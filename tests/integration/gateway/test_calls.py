@@ -35,6 +35,8 @@ async def client(world: World) -> Client:
         ({"sampling": {"max_tokens": 0}}, INVALID, "INVALID_ARGUMENT"),
         ({"sampling": {"temperature": float("nan")}}, INVALID, "INVALID_ARGUMENT"),
         ({"sampling": {"temperature": -1.0}}, INVALID, "INVALID_ARGUMENT"),
+        ({"sampling": {"temperature": 1e50}}, INVALID, "INVALID_ARGUMENT"),
+        ({"sampling": {"repetition_penalty": 1e-50}}, INVALID, "INVALID_ARGUMENT"),
         ({"sampling": {"top_p": 0.0}}, INVALID, "INVALID_ARGUMENT"),
         ({"prompt": "x" * 128}, INVALID, "PROMPT_TOO_LONG"),
         ({"prompt": "x" * 10_000_000}, INVALID, "PROMPT_TOO_LARGE"),

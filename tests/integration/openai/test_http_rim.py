@@ -95,6 +95,7 @@ BAD = {
     "two prompts": (b'{"prompt": ["a", "b"]}', 400, "unsupported_parameter", "prompt"),
     "wrong type": (b'{"prompt": "a", "max_tokens": "4"}', 400, "invalid_argument", "max_tokens"),
     "no tokens": (b'{"prompt": "a", "max_tokens": 0}', 400, "invalid_argument", "max_tokens"),
+    "hot": (b'{"prompt": "a", "temperature": 1e50}', 400, "invalid_argument", "temperature"),
     "negative": (b'{"prompt": "a", "temperature": -1}', 400, "invalid_argument", "temperature"),
     "top_p": (b'{"prompt": "a", "top_p": 0}', 400, "invalid_argument", "top_p"),
     "n": (b'{"prompt": "a", "n": 17}', 400, "invalid_argument", "n"),

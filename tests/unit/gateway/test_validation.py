@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +54,8 @@ SURROGATE = "a\ud800b"
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
+        ({"temperature": 1e50}, "temperature"),
+        ({"temperature": math.nextafter(100.0, math.inf)}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.01}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
@@ -87,6 +90,8 @@ SURROGATE = "a\ud800b"
         ({"min_p": 1.1}, "min_p"),
         ({"min_p": math.nan}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty"),
+        ({"repetition_penalty": 0.0099}, "repetition_penalty"),
         ({"repetition_penalty": 101}, "repetition_penalty"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -2.1}, "frequency_penalty"),
@@ -226,6 +231,26 @@ def test_the_edges_are_accepted() -> None:
     assert valid.stop_token_ids == (3, 0)
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"), [(100, 100.0), (1e-5, 1e-5), (9e-6, 0.0), (5e-324, 0.0), (0, 0.0), (-0.0, 0.0)]
+)
+def test_temperatures_that_are_taken_divide_a_float32_without_loss(given: float, taken: float) -> None:
+    temperature = validate(replace(GOOD, temperature=given)).temperature
+    assert temperature == taken
+    if temperature:
+        assert 0 < np.float32(1 / temperature) < math.inf
+
+
+def test_the_bound_of_the_temperature_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="temperature must be from 0 to 100"):
+        validate(replace(GOOD, temperature=100.1))
+
+
+@pytest.mark.parametrize("penalty", [0.01, 1, 100])
+def test_penalties_of_repetition_at_their_bounds_are_taken(penalty: float) -> None:
+    assert validate(replace(GOOD, repetition_penalty=penalty)).steering.repetition_penalty == penalty
+
+
 def test_max_tokens_0_is_taken_with_echo_only() -> None:
     assert validate(replace(GOOD, max_tokens=0, echo=True)).max_tokens == 0
 
@@ -263,7 +288,7 @@ def test_whatever_is_given_is_either_valid_or_refused(changes: dict[str, Any]) -
         assert refused.param
         return
     assert math.isfinite(valid.temperature)
-    assert valid.temperature >= 0
+    assert 0 <= valid.temperature <= 100
     assert 0 < valid.top_p <= 1
     assert valid.top_k >= 0
     assert valid.max_tokens is None or valid.max_tokens >= 1 or valid.echo
