@@ -38,10 +38,14 @@ def answers(raw: RawRequest, bounds: RequestLimits) -> Answers:
     return Answers(n=n, best_of=best_of, **told)
 
 
-def check_told(asked: Answers, *, num_prompt_tokens: int, max_tokens: int | None) -> None:
-    """Refuse log-probabilities that no message could carry: each number of them takes about a dozen bytes."""
-    of_prompt = 0 if asked.prompt_logprobs is None else num_prompt_tokens * (asked.prompt_logprobs + 2)
-    of_answers = 0 if asked.logprobs is None else asked.n * (max_tokens or 0) * (asked.logprobs + 2)
+def check_told(asked: Answers, *, num_prompt_tokens: int, max_tokens: int) -> None:
+    """Refuse log-probabilities that no message could carry: each number of them takes about a dozen bytes.
+
+    ``max_tokens``: what an answer can have at most, so cut to what the context leaves. What is told of the prompt goes
+    out with each answer.
+    """
+    of_prompt = 0 if asked.prompt_logprobs is None else asked.n * num_prompt_tokens * (asked.prompt_logprobs + 2)
+    of_answers = 0 if asked.logprobs is None else asked.n * max_tokens * (asked.logprobs + 2)
     if of_prompt + of_answers > MAX_TOLD:
         refuse(
             f"log-probabilities of so many tokens have up to {of_prompt + of_answers} numbers, and at most {MAX_TOLD} "

@@ -66,11 +66,12 @@ class Prompts:
         check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
         check_vocabulary(request.steering.allowed_token_ids, card, "allowed_token_ids")
         check_vocabulary([token for token, _ in request.steering.logit_bias], card, "logit_bias")
-        check_told(request.answers, num_prompt_tokens=len(ids), max_tokens=request.max_tokens)
         left = limit - len(ids)
+        max_tokens = left if request.max_tokens is None else min(request.max_tokens, left)
+        check_told(request.answers, num_prompt_tokens=len(ids), max_tokens=max_tokens)
         return PreparedPrompt(
             ids=tuple(ids),
-            max_tokens=left if request.max_tokens is None else min(request.max_tokens, left),
+            max_tokens=max_tokens,
             bad_words=await self._bad_words(request.steering.bad_words, card),
         )
 

@@ -191,12 +191,13 @@ def test_a_beam_search_has_its_own_bounds() -> None:
         (Answers(prompt_logprobs=20), 60_000, 10, "prompt_logprobs"),
         (Answers(logprobs=20, n=16), 10, 4096, "logprobs"),
         (Answers(logprobs=20), 60_000, 4096, None),
-        (Answers(logprobs=20), 10, None, None),
+        (Answers(prompt_logprobs=20, n=16), 2_840, 10, None),
+        (Answers(prompt_logprobs=20, n=16), 2_841, 10, "prompt_logprobs"),
         (Answers(), 10**6, 10**6, None),
     ],
 )
 def test_what_no_message_could_carry_is_refused_before_it_is_computed(
-    asked: Answers, num_prompt_tokens: int, max_tokens: int | None, param: str | None
+    asked: Answers, num_prompt_tokens: int, max_tokens: int, param: str | None
 ) -> None:
     try:
         check_told(asked, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
