@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_worker.engine.types import SamplingParams
+from octavo_worker.kernels.filters import _BUCKETS, _bucket, _find_limit
 from octavo_worker.kernels.logits import LogitKernels
 from octavo_worker.verify.noise import Label, gumbels, noise_key
 from octavo_worker.verify.sampler import GREEDY, Sampler, make_draw
@@ -153,6 +154,28 @@ def test_a_temperature_near_zero_is_greedy_and_does_not_overflow():
     logits = torch.randn(4, 2000, generator=torch.Generator().manual_seed(3))
     for filters in ({}, {"top_k": 10}, {"top_p": 0.9}):
         assert draw(logits, temperature=1e-7, **filters) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e30, 1e38, 1e50, 1.7e308])
+@pytest.mark.parametrize("limits", [{"top_p": 0.9}, {"top_p": 0.9, "top_k": 1500}, {"top_k": 1500}, {"min_p": 0.5}])
+@pytest.mark.parametrize("forbidden", [slice(0, 0), slice(1, 1), slice(7, None, 2), slice(3, None)])
+def test_the_hottest_draws_are_of_allowed_tokens_and_write_nowhere_else(temperature, limits, forbidden):
+    logits = torch.randn(4, 4000, generator=torch.Generator().manual_seed(8))
+    logits[:, forbidden] = -math.inf
+    for token, row in zip(draw(logits, temperature=temperature, **limits), logits, strict=True):
+        assert 0 <= token < 4000 and row[token] > -math.inf
+
+
+@pytest.mark.parametrize("width", [64.0, math.inf, math.nan])
+def test_a_limit_is_found_in_bounds_whatever_the_numbers_are(width):
+    """A width without an end makes 0 * infinity of a forbidden token: its place must be one that there is."""
+    size = 4000
+    logits = np.full(size, -np.inf, np.float32)
+    logits[::3] = np.linspace(0, 5, len(logits[::3]))
+    weights, ranks = np.exp(logits - logits.max()), np.zeros(size, np.uint64)
+    _find_limit(logits, logits.view(np.int32), logits.max(), width, weights, False, 0.9 * weights.sum(), ranks)
+    place = _bucket(np.float32(-np.inf), np.float32(5.0), np.float32(0.0))
+    assert 0 <= place < _BUCKETS
 
 
 def test_minus_infinity_is_never_drawn():

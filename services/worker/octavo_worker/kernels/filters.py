@@ -125,7 +125,9 @@ def _take_mass(bits, peaks, top, temperature, target, spare, weights, ranks):  #
 
 @njit(nogil=True, inline="always")
 def _bucket(logit, top, scale):  # noqa: ANN001, ANN202 - compiled
-    return np.int64(min((top - logit) * scale, np.float32(_BUCKETS - 1)))
+    """Whatever the numbers are, NaN too, it is a bucket that there is: places are written by it unchecked."""
+    depth = (top - logit) * scale
+    return np.int64(max(depth, np.float32(0.0))) if depth < np.float32(_BUCKETS - 1) else np.int64(_BUCKETS - 1)
 
 
 @njit(nogil=True, error_model="numpy")

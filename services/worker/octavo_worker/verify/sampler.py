@@ -18,6 +18,9 @@ from octavo_worker.verify.noise import Label, noise_key
 
 # Below it the best token wins anyway, and quotients stay finite.
 _LOWEST_TEMPERATURE = 1e-30
+# Above it all tokens are alike anyway, and the quotient 1 / temperature stays a float32 that is not 0: times the
+# infinity of a forbidden token that would be NaN.
+_HIGHEST_TEMPERATURE = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,11 @@ def filters_of(draws: Sequence[Draw]) -> Filters:
     """The same as columns."""
     return Filters(
         temperatures=np.array(
-            [draw.temperature and max(draw.temperature, _LOWEST_TEMPERATURE) for draw in draws], np.float64
+            [
+                draw.temperature and min(max(draw.temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE)
+                for draw in draws
+            ],
+            np.float64,
         ),
         top_ks=np.array([draw.top_k for draw in draws], np.int64),
         top_ps=np.array([draw.top_p for draw in draws], np.float64),
