@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from octavo_common.errors import InvalidArgument
@@ -32,11 +33,15 @@ class GrammarLine:
 
     def __init__(self, grammars: Compiles) -> None:
         self._grammars = grammars
-        self._free = asyncio.Semaphore(NUM_AT_ONCE)
+        # Its threads are the bound: who stops waiting frees none before the grammar is done.
+        self._threads = ThreadPoolExecutor(NUM_AT_ONCE, thread_name_prefix="grammar")
 
     async def compile(self, grammar: tuple[str, str] | None) -> str:
         """Name of the grammar for the engine; none for None. Raises OctavoError for one that cannot be used."""
         if grammar is None:
             return ""
-        async with self._free:
-            return await asyncio.to_thread(self._grammars.compile, *grammar)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._grammars.compile, *grammar)
+
+    def close(self) -> None:
+        """Compile nothing more. What is being compiled is left to end by itself: it is bounded."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

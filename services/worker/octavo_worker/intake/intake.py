@@ -302,6 +302,7 @@ class Intake:
         await self._outbox.stop()
         for attempt in list(self._attempts.values()):
             self._drop(attempt, "left")
+        self._grammars.close()
 
     async def _give_back(self, attempt: Attempt) -> None:
         with suppress(OctavoError):
