@@ -28,7 +28,7 @@ def serve(handlers: Mapping[str, Handler]) -> None:
         request = json.loads(line)
         started = time.process_time()
         try:
-            answer = dict(handlers[request.pop("op")](**request))
+            answer: dict[str, Any] = dict(handlers[request.pop("op")](**request))
         # Told to the other side, which decides what it means.
         except Exception as error:
             traceback.print_exc()
