@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from fakes.engines import Bench, make_beams, make_request
@@ -245,6 +246,41 @@ def test_a_vocabulary_smaller_than_the_width_fills_the_beams_as_it_can():
     after = tiny_after([1, 2])
     best = sorted(itertools.product(range(4), repeat=3), key=lambda tokens: -total(after, tokens))[:16]
     assert [tuple(bench.choices[SeqId("a", place)].tokens) for place in range(16)] == best
+    bench.assert_empty()
+
+
+class DeadEnds(TinyExecutor):
+    """No token may follow what ``is_dead`` says, as rules can have it."""
+
+    def __init__(self, is_dead):
+        super().__init__(num_blocks=64, block_size=4)
+        self.is_dead = is_dead
+
+    def _run_row(self, row, written):
+        result = super()._run_row(row, written)
+        context = self._read(self._tables[row.id], row.start + len(row.tokens))
+        return replace(result, candidates=()) if row.num_candidates and self.is_dead(context[2:]) else result
+
+
+def test_a_beam_that_cannot_go_on_leaves_its_search_to_the_others():
+    prompt = [1, 2]
+    best = best_tokens(prompt, 1)[0][0]
+    bench = Bench(executor=DeadEnds(lambda output: list(output) == [best]))
+    bench.add(make_beams(prompt=prompt, width=3, max_tokens=4))
+    bench.run()
+    for place in range(3):
+        found = bench.choices[SeqId("a", place)]
+        assert (found.finish, found.error) == (FinishReason.LENGTH, None)
+        assert len(found.tokens) == 4 and found.tokens[0] != best
+    bench.assert_empty()
+
+
+def test_a_search_of_which_no_beam_can_go_on_gives_what_there_is():
+    bench = Bench(executor=DeadEnds(lambda output: len(output) == 2))
+    bench.add(make_beams(prompt=[1, 2], width=3, max_tokens=4))
+    bench.run()
+    found = [bench.choices[SeqId("a", place)] for place in range(3)]
+    assert [(len(one.tokens), one.finish, one.error) for one in found] == [(2, FinishReason.STOP, None)] * 3
     bench.assert_empty()
 
 

@@ -4,7 +4,7 @@ from fakes.tiny_executor import TinyExecutor, expected_output
 
 from octavo_worker.engine.plan import KVDone, KVOps, RowResult, StepResult
 from octavo_worker.engine.ports import LocalKV
-from octavo_worker.engine.types import FinishReason
+from octavo_worker.engine.types import FinishReason, RuleFault
 
 
 def executor_failing_on(*ids, num_blocks=64, block_size=4):
@@ -180,6 +180,16 @@ def test_an_answer_that_lacks_what_was_asked_fails_alone(answer, error):
     bench.add(make_request("bad", [3, 4], num_choices=2, num_prompt_logprobs=0))
     bench.run()
     assert error in bench.outcomes["bad"].error
+    bench.assert_empty()
+
+
+def test_a_fault_of_the_callers_rules_is_told_by_its_code():
+    bench = Bench(executor=Answering(RowResult(error=RuleFault("no token may follow", code="NO_TOKEN_ALLOWED"))))
+    told = bench.add(make_request("bad", [3, 4])) or []
+    while bench.engine.has_work:
+        told += bench.engine.step()
+    (last,) = [delta for delta in told if delta.finish]
+    assert (last.error, last.refusal) == ("no token may follow", "NO_TOKEN_ALLOWED")
     bench.assert_empty()
 
 

@@ -120,3 +120,17 @@ def test_a_row_with_nan_fails_alone():
     verdicts = Coupled().verify([row([1], NO_DRAFT, 0.7)] * 3, logits)
     assert [verdict.error is None for verdict in verdicts] == [True, False, True]
     assert verdicts[1].tokens == ()
+
+
+def test_a_beam_of_which_no_token_is_allowed_is_a_dead_end_and_no_error():
+    sampling = SamplingParams(max_tokens=9, allowed_token_ids=frozenset({4}), bad_words=((4,),), num_logprobs=1)
+    beam = WantedRow(
+        choices=(), position=3, params=sampling, num_candidates=4, context=TokenContext(sampling, num_prompt_tokens=3)
+    )
+    plain = WantedRow(choices=(0,), position=3, params=SamplingParams(max_tokens=9))
+    logits = torch.stack([logits_after([1]), logits_after([2])])
+    dead, alive = Coupled().verify([beam, plain], logits.clone())
+    assert (dead.error, dead.candidates) == (None, ())
+    assert (alive.tokens, alive.candidates) == ((int(logits[1].argmax()),), None)
+    broken = Coupled().verify([beam], torch.full((1, VOCAB), math.nan))[0]
+    assert "not finite" in str(broken.error)

@@ -16,7 +16,7 @@ from octavo_common.errors import FailedPrecondition, InvalidArgument
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.engine.plan import Draft
-from octavo_worker.engine.types import SamplingParams
+from octavo_worker.engine.types import RuleFault, SamplingParams
 from octavo_worker.verify.base import WantedRow
 from octavo_worker.verify.context import TokenContext
 from octavo_worker.verify.coupled import Coupled
@@ -147,7 +147,9 @@ def test_without_a_stop_token_a_complete_output_is_an_error_that_names_the_gramm
     context = TokenContext(params, num_prompt_tokens=1, matcher=store.get(params.grammar))
     context.know(0, [5, tokenizer_id(store, "a")])
     row = WantedRow(choices=(0,), position=2, params=params, context=context)
-    assert Coupled().verify([row], random_logits(0, 0))[0].error == "no token may follow: the grammar leaves none"
+    error = Coupled().verify([row], random_logits(0, 0))[0].error
+    assert error == "no token may follow: the grammar leaves none"
+    assert isinstance(error, RuleFault) and error.code == "NO_TOKEN_ALLOWED"
 
 
 def tokenizer_id(store, text):

@@ -9,7 +9,7 @@ from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import BeamGroup, Phase, Sequence, Story
 from octavo_worker.engine.swapping import Swapper
 from octavo_worker.engine.tables import Tables
-from octavo_worker.engine.types import BlockId, Delta, FinishReason, SeqId
+from octavo_worker.engine.types import BlockId, Delta, FinishReason, RuleFault, SeqId
 
 
 class Endings:
@@ -63,6 +63,7 @@ def told(seq_id: SeqId, story: Story, *, finish: FinishReason | None = None, err
         id=seq_id,
         finish=finish,
         error=error,
+        refusal=error.code if isinstance(error, RuleFault) else "",
         num_cached=story.num_cached or 0,
         num_preemptions=story.num_preemptions,
         events=story.take_events(),

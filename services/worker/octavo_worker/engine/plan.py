@@ -121,8 +121,8 @@ class RowResult:
     # Tokens of the other choices in ``draws``, in their order, and what is told of them.
     siblings: tuple[Token, ...] = ()
     sibling_logprobs: tuple[TokenLogprobs, ...] = ()
-    # The candidates that were asked for: (token, log-probability), best first.
-    candidates: tuple[tuple[Token, float], ...] = ()
+    # The candidates that were asked for: (token, log-probability), best first; empty when no token may follow.
+    candidates: tuple[tuple[Token, float], ...] | None = None
     # One for each of the row's ``scored`` tokens.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     # The next proposal.

@@ -48,8 +48,8 @@ def error_of(row: RowPlan, result: RowResult | None) -> str | None:
         return f"the executor gave {len(result.tokens)} tokens for {len(row.draws)} wanted"
     if row.draws and len(result.siblings) != len(row.draws) - 1:
         return f"the executor gave {len(result.siblings)} tokens of other choices for {len(row.draws) - 1} wanted"
-    if bool(row.num_candidates) != bool(result.candidates):
-        return f"the executor gave {len(result.candidates)} candidates for {row.num_candidates} wanted"
+    if (result.candidates is not None) != bool(row.num_candidates):
+        return f"the executor gave {len(result.candidates or ())} candidates for {row.num_candidates} wanted"
     if len(result.prompt_logprobs) != len(row.scored):
         return f"the executor gave {len(result.prompt_logprobs)} log-probabilities for {len(row.scored)} known tokens"
     return None

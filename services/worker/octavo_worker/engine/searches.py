@@ -50,7 +50,7 @@ class Searches:
             if not first.num_output:
                 story.events.append("first_token")
             self._roster.queue.served(first.request, len(unit))
-            extensions = group.search.advance([results[seq.id].candidates for seq in unit])
+            extensions = group.search.advance([results[seq.id].candidates or () for seq in unit])
             if group.search.is_done:
                 return self._finish_search(group, first_result, num_prompt_tokens)
             self._extend(group, extensions)

@@ -138,7 +138,7 @@ class Delta:
     finish: FinishReason | None = None
     # Set with FinishReason.ERROR.
     error: str | None = None
-    # Set with it when the request was refused: it can never run here, by its own fault.
+    # Set with it when the request was refused, or cannot go on by its own rules: what its caller is to be told.
     refusal: str = ""
     # Prompt tokens whose KV was found in the prefix cache when the sequence was first admitted.
     num_cached: int = 0
@@ -197,6 +197,23 @@ class StepStats:
     # Blocks that hold content that no sequence uses now.
     num_cached_blocks: int = 0
     num_used_blocks: int = 0
+
+
+class RuleFault(str):
+    """Why a request cannot go on, where its own rules are to blame: an error of its caller, which ``code`` names."""
+
+    __slots__ = ("code",)
+
+    code: str
+
+    def __new__(cls, text: str, *, code: str) -> RuleFault:
+        """``code`` is stable."""
+        fault = super().__new__(cls, text)
+        fault.code = code
+        return fault
+
+
+NO_TOKEN_ALLOWED = "NO_TOKEN_ALLOWED"
 
 
 class AdmissionError(ValueError):

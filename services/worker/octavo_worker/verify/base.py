@@ -41,8 +41,8 @@ class Verdict:
     accepted: tuple[int, ...] = ()
     # Tokens of the row's other choices.
     siblings: tuple[Token, ...] = ()
-    # (token, log-probability), best first.
-    candidates: tuple[tuple[Token, float], ...] = ()
+    # (token, log-probability), best first; empty when the row's rules allow no token, None when nobody asked.
+    candidates: tuple[tuple[Token, float], ...] | None = None
     # One a token, and one a sibling, where the row's parameters ask for them.
     logprobs: tuple[TokenLogprobs, ...] = ()
     sibling_logprobs: tuple[TokenLogprobs, ...] = ()

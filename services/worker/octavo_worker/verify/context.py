@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo_worker.engine.types import SamplingParams, Token
+from octavo_worker.engine.types import NO_TOKEN_ALLOWED, RuleFault, SamplingParams, Token
 from octavo_worker.verify import processors
 from octavo_worker.verify.counts import TokenCounts
 
@@ -95,7 +95,7 @@ class TokenContext:
                 num_pushed += 1
             return self._change(logits_V, position - self._num_prompt_tokens)
         except GrammarStuck as error:
-            return f"the grammar cannot go on: {error}"
+            return RuleFault(f"the grammar cannot go on: {error}", code="GRAMMAR_STUCK")
         finally:
             self._forget(num_pushed)
 
@@ -141,7 +141,7 @@ class TokenContext:
             "logit_bias": bool(len(self._bias)),
         }
         names = ", ".join(name for name, holds in rules.items() if holds)
-        return f"no token may follow: {names or 'the model'} leaves none"
+        return RuleFault(f"no token may follow: {names or 'the model'} leaves none", code=NO_TOKEN_ALLOWED)
 
     def _push(self, token: Token) -> bool:
         is_output = len(self._tokens) >= self._num_prompt_tokens

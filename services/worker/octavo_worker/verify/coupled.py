@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo_worker.engine.plan import Draft
-from octavo_worker.engine.types import Token, TokenLogprobs
+from octavo_worker.engine.types import NO_TOKEN_ALLOWED, RuleFault, Token, TokenLogprobs
 from octavo_worker.kernels.logits import LogitKernels
 from octavo_worker.verify.base import ScoredToken, Verdict, WantedRow
 from octavo_worker.verify.logprobs import Asked, Logprobs
@@ -56,8 +56,9 @@ class Coupled:
         for row in rows:
             last = first + max(1, len(row.choices)) + len(row.draft)
             whys = [errors.get(sources[i], found[i]) for i in range(first, last)]
-            verdict = _verdict(row, tokens[first:last], whys)
-            if row.num_candidates and verdict.error is None:
+            is_dead_end = bool(row.num_candidates) and _allows_none(whys[0])
+            verdict = Verdict(candidates=()) if is_dead_end else _verdict(row, tokens[first:last], whys)
+            if row.num_candidates and verdict.error is None and not is_dead_end:
                 logits_V = logits_SV[first_node]
                 best = self._logprobs.best(logits_V, row.num_candidates, raw.get(first_node, logits_V))
                 verdict = replace(verdict, candidates=best)
@@ -138,6 +139,11 @@ def _draws(nodes: list[Node]) -> tuple[list[int], list[Draw]]:
             sources.append(index)
             draws.append(make_draw(node.row.params, choice=choice, position=node.position))
     return sources, draws
+
+
+def _allows_none(error: str | None) -> bool:
+    """A search has other beams to go on with; only this one ends."""
+    return isinstance(error, RuleFault) and error.code == NO_TOKEN_ALLOWED
 
 
 def _verdict(row: WantedRow, tokens: list[int], errors: list[str | None]) -> Verdict:
