@@ -32,6 +32,7 @@ from octavo_gateway.requests import (
     ValidRequest,
 )
 from octavo_gateway.steering import steering
+from octavo_gateway.structured import PARAM as STRUCTURED
 from octavo_gateway.structured import grammar
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -57,7 +58,7 @@ def validate(raw: RawRequest, limits: RequestLimits | None = None) -> ValidReque
             raw.stop, "stop", "stop string", max_strings=bounds.max_stop, max_chars=bounds.max_stop_chars
         ),
         stop_token_ids=_stop_token_ids(raw.stop_token_ids, bounds),
-        ignore_eos=check_flag(raw.ignore_eos, "ignore_eos"),
+        ignore_eos=_ignore_eos(raw),
         steering=steering(raw, bounds),
         include_stop=check_flag(raw.include_stop, "include_stop"),
         answers=answers(raw, bounds),
@@ -144,6 +145,17 @@ def _max_tokens(value: int | None, *, echo: bool) -> int | None:
 
 def _stop_token_ids(values: Sequence[int], bounds: RequestLimits) -> tuple[int, ...]:
     return tuple(dict.fromkeys(check_token_ids(values, "stop_token_ids", max_ids=bounds.max_stop_tokens)))
+
+
+def _ignore_eos(raw: RawRequest) -> bool:
+    ignored = check_flag(raw.ignore_eos, "ignore_eos")
+    if ignored and raw.structured:
+        refuse(
+            "an answer that follows a structure ends with it, so ignore_eos has no meaning",
+            "ignore_eos",
+            hint=f"leave out ignore_eos or {STRUCTURED}",
+        )
+    return ignored
 
 
 def _timeout(value: float | None, bounds: RequestLimits) -> float | None:

@@ -122,6 +122,7 @@ SURROGATE = "a\ud800b"
         ({"structured": [("choice", ["x" * 40_000, "y" * 40_000])]}, "structured_output"),
         ({"structured": [("ebnf", "x" * 65_537)]}, "structured_output"),
         ({"structured": [("regex", "a"), ("choice", ["a"])]}, "structured_output"),
+        ({"structured": [("json_object", True)], "ignore_eos": True}, "ignore_eos"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
         ({"n": True}, "n"),
