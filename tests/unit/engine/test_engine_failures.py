@@ -5,6 +5,7 @@ from fakes.tiny_executor import TinyExecutor, expected_output
 from octavo_worker.engine.plan import KVDone, KVOps, RowResult, StepResult
 from octavo_worker.engine.ports import LocalKV
 from octavo_worker.engine.types import FinishReason, RuleFault
+from octavo_worker.verify.context import GrammarStuck
 
 
 def executor_failing_on(*ids, num_blocks=64, block_size=4):
@@ -31,6 +32,43 @@ def test_rows_that_raise_fail_alone_and_the_others_never_notice(num_requests, ba
             assert outcome.tokens == expected_output(request, 1000)
             assert outcome.error is None
     bench.assert_empty()
+
+
+class Panic(BaseException):
+    """As native code raises it."""
+
+
+@pytest.mark.parametrize(
+    ("planted", "error", "refusal"),
+    [(Panic("at once"), "Panic: at once", ""), (GrammarStuck("limits"), "limits", "GRAMMAR_STUCK")],
+)
+def test_panics_and_broken_rules_end_their_row_alone(planted, error, refusal):
+    def fails(plan):
+        if any(row.id.request == "bad" for row in plan.rows):
+            raise planted
+
+    bench = Bench(executor=TinyExecutor(num_blocks=64, block_size=4, fails=fails))
+    good = make_request("good", [1, 2], max_tokens=4)
+    bench.add(good)
+    bench.add(make_request("bad", [3, 4], max_tokens=4))
+    told = []
+    while bench.engine.has_work:
+        told += bench.engine.step()
+    assert [(d.error, d.refusal) for d in told if d.id.request == "bad"] == [(error, refusal)]
+    tokens = [token for delta in told if delta.id.request == "good" for token in delta.tokens]
+    assert tuple(tokens) == tuple(expected_output(good, 1000))
+    bench.assert_empty()
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_who_wants_the_process_to_end_is_not_held_up(stop):
+    def fails(plan):
+        raise stop
+
+    bench = Bench(executor=TinyExecutor(num_blocks=64, block_size=4, fails=fails))
+    bench.add(make_request("a", [1, 2]))
+    with pytest.raises(stop):
+        bench.engine.step()
 
 
 def test_what_is_gone_is_told_even_when_the_only_row_fails():

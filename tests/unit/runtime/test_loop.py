@@ -91,6 +91,32 @@ def test_requests_from_any_thread_are_answered_in_full(make_loop):
     assert {name for _, _, name in listener.steps} == {"engine"}
 
 
+def test_whatever_goes_wrong_while_a_request_is_added_ends_it_alone(monkeypatch):
+    bench = Bench()
+    root = bench.engine._scheduler._root
+
+    def failing(asked):
+        if asked.id == "bad":
+            raise RuntimeError("planted failure")
+        return root(asked)
+
+    monkeypatch.setattr(bench.engine._scheduler, "_root", failing)
+    loop, listener = EngineLoop(bench.engine, clock=SystemClock()), Listener()
+    loop.start(listener.on_deltas, listener.on_crash)
+    try:
+        for name in ("before", "bad", "after"):
+            loop.submit(request(name))
+        listener.wait(lambda: all(listener.finish(name) for name in ("before", "bad", "after")))
+        (delta,) = [delta for delta in listener.deltas if delta.id.request == "bad"]
+        assert (delta.finish, delta.error, delta.refusal) == (FinishReason.ERROR, "RuntimeError: planted failure", "")
+        for name in ("before", "after"):
+            assert tuple(listener.tokens(name)) == tuple(expected_output(request(name), 256))
+        assert not listener.crashes
+        bench.assert_empty()
+    finally:
+        loop.stop()
+
+
 def test_an_abort_ends_a_request_and_an_unknown_one_is_no_error(make_loop):
     loop, listener = make_loop()
     loop.abort("nobody")

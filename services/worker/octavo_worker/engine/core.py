@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from dataclasses import replace
+
+import structlog
 
 from octavo_worker.engine.plan import NO_KV_DONE, NO_KV_OPS, BatchPlan, RowPlan, RowResult, StepResult
 from octavo_worker.engine.ports import Executor
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.engine.snapshot import Snapshot
-from octavo_worker.engine.types import Delta, Request, RequestId, SeqId, StepStats
+from octavo_worker.engine.types import Delta, Request, RequestId, RuleBroken, RuleFault, SeqId, StepStats
+
+log = structlog.get_logger(__name__)
 
 
 class Engine:
@@ -63,12 +68,17 @@ class Engine:
             part = parts.pop(0)
             try:
                 result = self._executor.run(replace(plan, rows=part, kv=kv, gone=gone))
-            except Exception as error:  # foreign code: whatever it raises is a fault of some row until it runs alone
+            except (KeyboardInterrupt, SystemExit, CancelledError):
+                raise
+            except (
+                BaseException
+            ) as error:  # foreign code, whose panics are no Exceptions: a fault of some row until alone
                 if len(part) > 1:
                     middle = len(part) // 2
                     parts[:0] = [part[:middle], part[middle:]]
                 elif len(part) == 1:
-                    rows[part[0].id] = RowResult(error=f"{type(error).__name__}: {error}")
+                    log.warning("engine.row_failed", request_id=part[0].id.request, exc_info=error)
+                    rows[part[0].id] = RowResult(error=_words(error))
                     if not parts and (gone or kv is not NO_KV_OPS):
                         parts.append(())
                 else:
@@ -79,3 +89,9 @@ class Engine:
             done = result.kv if done is NO_KV_DONE else replace(done, saved=(*done.saved, *result.kv.saved))
             kv, gone = NO_KV_OPS, ()
         return StepResult(rows=rows, kv=done)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, RuleBroken):
+        return RuleFault(str(error), code=error.code)
+    return f"{type(error).__name__}: {error}"

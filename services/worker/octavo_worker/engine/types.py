@@ -213,6 +213,12 @@ class RuleFault(str):
         return fault
 
 
+class RuleBroken(Exception):
+    """The same, raised."""
+
+    code: str
+
+
 NO_TOKEN_ALLOWED = "NO_TOKEN_ALLOWED"
 
 

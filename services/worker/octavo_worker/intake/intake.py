@@ -175,7 +175,9 @@ class Intake:
             grammar = await self._grammars.compile(attempt.spec.grammar)
         except OctavoError as error:
             self._end(attempt, End(failure=failure_of(error)))
-        except Exception:  # foreign code: the job ends by it, the worker does not
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # foreign code, whose panics are no Exceptions: the job ends by it, the worker does not
             log.exception("job.grammar_failed", job_id=str(attempt.job.id))
             failure = JobFailure(code="GRAMMAR_FAILED", message="the grammar could not be compiled")
             self._end(attempt, End(failure=failure))

@@ -137,3 +137,7 @@ class EngineLoop:
         except AdmissionError as error:
             log.warning("engine.refused", request_id=request.id, code=error.code)
             return [Delta(id=SeqId(request.id, 0), finish=FinishReason.ERROR, error=str(error), refusal=error.code)]
+        except Exception as error:  # whatever it is, it is this request's: the others go on
+            log.exception("engine.add_failed", request_id=request.id)
+            self._engine.abort(request.id)
+            return [Delta(id=SeqId(request.id, 0), finish=FinishReason.ERROR, error=f"{type(error).__name__}: {error}")]

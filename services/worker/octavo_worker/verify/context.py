@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo_worker.engine.types import NO_TOKEN_ALLOWED, RuleFault, SamplingParams, Token
+from octavo_worker.engine.types import NO_TOKEN_ALLOWED, RuleBroken, RuleFault, SamplingParams, Token
 from octavo_worker.verify import processors
 from octavo_worker.verify.counts import TokenCounts
 
@@ -48,8 +48,10 @@ class Grammars(Protocol):
         ...
 
 
-class GrammarStuck(Exception):
+class GrammarStuck(RuleBroken):
     """A grammar cannot go on; the text says why."""
+
+    code = "GRAMMAR_STUCK"
 
 
 class TokenContext:
@@ -95,7 +97,7 @@ class TokenContext:
                 num_pushed += 1
             return self._change(logits_V, position - self._num_prompt_tokens)
         except GrammarStuck as error:
-            return RuleFault(f"the grammar cannot go on: {error}", code="GRAMMAR_STUCK")
+            return RuleFault(f"the grammar cannot go on: {error}", code=error.code)
         finally:
             self._forget(num_pushed)
 
