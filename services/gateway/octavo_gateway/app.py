@@ -89,7 +89,7 @@ def build(
         store=streams,
         cancel=lambda job_id, tenant: job_store.cancel(job_id, tenant=tenant),
         count_chars=_char_counter(prompts, catalogue),
-        is_exact=_exactness(catalogue),
+        is_exact=catalogue.agree,
         on_resumed=observer.resumed,
         workers=workers,
         clock=clock,
@@ -246,14 +246,6 @@ def _char_counter(prompts: Prompts, catalogue: Catalogue) -> Callable[..., Await
         return await prompts.count_chars(job, ids, await catalogue.by_digest(job.model_digest))
 
     return count
-
-
-def _exactness(catalogue: Catalogue) -> Callable[[Any], Awaitable[bool]]:
-    async def is_exact(job: Any) -> bool:
-        card = await catalogue.by_digest(job.model_digest)
-        return card is not None and card.exact
-
-    return is_exact
 
 
 def _health(listener: Listener, life: Lifecycle) -> tuple[bool, Mapping[str, Any]]:

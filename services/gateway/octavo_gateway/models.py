@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Protocol
+from uuid import UUID
 
 import structlog
 
@@ -41,6 +42,8 @@ class Catalogue:
         self._remember_s = remember_s
         self._workers: Sequence[ProcessRecord] = ()
         self._read_s: float | None = None
+        # Cards of workers whose rows may be gone, and when each was last there.
+        self._seen: dict[UUID, tuple[ModelCard, float]] = {}
         self._reading = asyncio.Lock()
 
     async def workers(self) -> Sequence[ProcessRecord]:
@@ -69,6 +72,15 @@ class Catalogue:
     async def by_digest(self, digest: str) -> ModelCard | None:
         """A card of the model with these weights."""
         return next((card for card in await self.cards() if card.digest == digest), None)
+
+    async def agree(self, one: UUID, other: UUID) -> bool:
+        """Whether two workers give the same tokens bit by bit. False where one was never seen, or too long ago."""
+        await self.workers()
+        if not {one, other} <= self._seen.keys():
+            return False
+        (first, _), (second, _) = self._seen[one], self._seen[other]
+        same = (first.digest, first.numerics_id) == (second.digest, second.numerics_id)
+        return same and first.exact and second.exact
 
     async def list(self) -> list[ModelInfo]:
         """All models by name."""
@@ -114,6 +126,8 @@ class Catalogue:
             return
         self._workers = sorted(workers, key=lambda w: w.started_at, reverse=True)
         self._read_s = began_s
+        remembered = {key: seen for key, seen in self._seen.items() if began_s - seen[1] < self._remember_s}
+        self._seen = remembered | {w.id: (w.card, began_s) for w in workers if w.card is not None}
 
 
 def _pick(cards: Sequence[ModelCard], name: str) -> ModelCard:

@@ -49,7 +49,7 @@ class Relay:
         owner: UUID,
         received: Sequence[Sequence[int]],
         restarts: bool,
-        is_exact: Callable[[], Awaitable[bool]],
+        is_exact: Callable[[UUID, UUID], Awaitable[bool]],
         count_chars: Callable[[Sequence[int]], Awaitable[int]],
         on_resumed: Callable[[], None],
         store: Rows,
@@ -59,7 +59,7 @@ class Relay:
         is_queued: bool = False,
     ) -> None:
         """``received``: what a reader has of each answer. ``restarts``: the job begins anew from its prompt when its
-        worker is lost, and ``is_exact`` says whether it gives the same tokens again. ``is_new``: the job was accepted
+        worker is lost, and ``is_exact`` says whether two workers give the same tokens. ``is_new``: the job was accepted
         just now. ``is_queued``: it also waits, and the hub read no row since.
         """
         self.job_id = job_id
@@ -68,8 +68,8 @@ class Relay:
         self.outcome: Finish | OctavoError | None = None
         self._restarts = restarts
         self._is_exact = is_exact
-        # Fence under which the first token came, of those that came here.
-        self._fence_of_tokens: int | None = None
+        # What the row said when the first token came, of those that came here.
+        self._row_of_tokens: OwnedJob | None = None
         self._count_chars = count_chars
         self._on_resumed = on_resumed
         self._owner = owner
@@ -158,7 +158,7 @@ class Relay:
             await self._end_from_row(row)
         elif row.state not in HELD:
             await self._news()
-        elif self._begins_anew(row) and not await self._is_exact():
+        elif self._begins_anew(row) and not await self._comes_again(row):
             raise endings.restarted(self.job_id)
         elif not row.worker_address:
             await self._resume(row, "worker_unregistered")
@@ -171,7 +171,12 @@ class Relay:
 
     def _begins_anew(self, row: OwnedJob) -> bool:
         """Tokens were sent that the job, under its new fence, chooses again."""
-        return self._restarts and self._fence_of_tokens is not None and row.fence > self._fence_of_tokens
+        return self._restarts and self._row_of_tokens is not None and row.fence > self._row_of_tokens.fence
+
+    async def _comes_again(self, row: OwnedJob) -> bool:
+        """Whether the row's worker chooses the tokens that were sent."""
+        before = None if self._row_of_tokens is None else self._row_of_tokens.worker_id
+        return before is not None and row.worker_id is not None and await self._is_exact(before, row.worker_id)
 
     async def _attach(self, row: OwnedJob) -> str | None:
         """Read from the row's worker while it answers. Returns why to resume the job, or None if there is news."""
@@ -210,7 +215,7 @@ class Relay:
             log.debug("stream.attached", job_id=str(self.job_id), fence=row.fence, num_sent=self.num_sent)
             try:
                 async for message in stream.messages():
-                    self._take(message.piece, row.fence)
+                    self._take(message.piece, row)
                     if message.end is not None:
                         self._end(message.end)
                         return
@@ -218,13 +223,13 @@ class Relay:
                 self._stream = self._attached = None
         raise StreamBroken("closed without an end")
 
-    def _take(self, piece: TokenPiece, fence: int) -> None:
+    def _take(self, piece: TokenPiece, row: OwnedJob) -> None:
         if piece.is_empty:
             return
         if piece.choice >= len(self.tapes):
             raise AssertionError(f"job {self.job_id} has no answer number {piece.choice}")
-        if piece.token_ids and self._fence_of_tokens is None:
-            self._fence_of_tokens = fence
+        if piece.token_ids and self._row_of_tokens is None:
+            self._row_of_tokens = row
             self._first_token_s = self._clock.monotonic()
         self.tapes[piece.choice].take(piece)
         self._notify()
@@ -262,7 +267,7 @@ class Relay:
                 logprobs=answer.logprobs[count:],
                 prompt_logprobs=result.prompt_logprobs if tape.is_untouched else (),
             )
-            self._take(piece, row.fence)
+            self._take(piece, row)
         self.finish(finish_of(result))
 
     async def _resume(self, row: OwnedJob, reason: str) -> None:

@@ -37,8 +37,8 @@ DETACH_GRACE_S = 30.0
 DEADLINE_MARGIN_S = 0.1
 
 CountChars = Callable[[Job, Sequence[int]], Awaitable[int]]
-# Whether a job that begins anew gives the same tokens.
-IsExact = Callable[[Job], Awaitable[bool]]
+# Whether a job that begins anew at the second worker gives the tokens of the first.
+IsExact = Callable[[UUID, UUID], Awaitable[bool]]
 # What a reader has of each answer.
 Received = Sequence[Sequence[int]]
 
@@ -242,7 +242,7 @@ class StreamHub:
             owner=self.owner,
             received=received,
             restarts=GenerationSpec.from_json(dict(job.payload)).restarts,
-            is_exact=lambda: self._is_exact(job),
+            is_exact=self._is_exact,
             count_chars=lambda ids: self._count_chars(job, ids),
             on_resumed=self._on_resumed,
             store=self._rows,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from datetime import UTC, datetime
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -44,10 +44,11 @@ class Workers:
         await asyncio.sleep(0)
         return records
 
-    def register(self, model: str) -> None:
+    def register(self, model: str, numerics_id: str = "n", *, exact: bool = False) -> UUID:
         card = ModelCard(
-            name=model, digest=model * 2, family="llama", numerics_id="n", tokenizer_digest="t",
+            name=model, digest=model * 2, family="llama", numerics_id=numerics_id, tokenizer_digest="t",
             max_sequence_tokens=64, context_length=64, block_size=16, num_blocks=4, vocab_size=100,
+            exact=exact,
         )  # fmt: skip
         self.records.append(
             ProcessRecord(
@@ -56,6 +57,7 @@ class Workers:
                 heartbeat_age_s=0.0, alive=True,
             )
         )  # fmt: skip
+        return self.records[-1].id
 
 
 async def test_a_model_that_registered_a_moment_ago_is_found_though_the_picture_is_fresh() -> None:
@@ -94,3 +96,31 @@ async def test_refusals_name_what_is_served() -> None:
     with pytest.raises(ModelNotFound) as error:
         await catalogue.find("")
     assert "large, small" in error.value.hint
+
+
+async def test_two_workers_agree_where_both_are_exact_and_compute_alike() -> None:
+    workers = Workers()
+    one, same = workers.register("m", "int8", exact=True), workers.register("m", "int8", exact=True)
+    other, loose = workers.register("m", "avx512", exact=True), workers.register("m", "int8")
+    another_model = workers.register("k", "int8", exact=True)
+    catalogue = Catalogue(workers, TickingClock())
+    assert await catalogue.agree(one, same) and await catalogue.agree(one, one)
+    for worker in (other, loose, another_model, uuid4()):
+        assert not await catalogue.agree(one, worker)
+        assert not await catalogue.agree(worker, one)
+
+
+async def test_a_worker_whose_row_is_gone_still_agrees_until_it_is_forgotten() -> None:
+    workers = Workers()
+    one = workers.register("m", exact=True)
+    catalogue = Catalogue(workers, TickingClock(), remember_s=3.0)
+    await catalogue.workers()
+    workers.records.clear()
+    same = workers.register("m", exact=True)
+    # The picture is at most a second old, and a look takes a millisecond.
+    for _ in range(1100):
+        await catalogue.workers()
+    assert await catalogue.agree(one, same)
+    for _ in range(4000):
+        await catalogue.workers()
+    assert not await catalogue.agree(one, same)
