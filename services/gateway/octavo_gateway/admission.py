@@ -97,9 +97,9 @@ def request_digest(request: ValidRequest) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def tenant_salt(tenant: str, cache_salt: str) -> str:
-    """The salt of a row: never equal for two tenants, whatever their names and salts are."""
-    return f"{len(tenant)}:{tenant}:{cache_salt}"
+def of_tenant(tenant: str, key: str) -> str:
+    """A caller's text as it stands in a row (salt, fair key): never equal for two tenants, whatever they write."""
+    return f"{len(tenant)}:{tenant}:{key}"
 
 
 def _timeout(request: ValidRequest, deadline_s: float | None) -> float | None:
@@ -123,7 +123,7 @@ def _new_job(
     timeout_s: float | None,
     traceparent: str,
 ) -> NewJob:
-    salt = tenant_salt(principal.tenant, request.cache_salt)
+    salt = of_tenant(principal.tenant, request.cache_salt)
     spec = GenerationSpec(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -143,7 +143,7 @@ def _new_job(
     return NewJob(
         id=new_job_id(),
         tenant=principal.tenant,
-        fair_key=request.fair_key or principal.tenant,
+        fair_key=of_tenant(principal.tenant, request.fair_key or ""),
         cache_salt=salt,
         model=card.name,
         model_digest=card.digest,

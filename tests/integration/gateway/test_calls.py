@@ -87,7 +87,7 @@ async def test_the_row_holds_all_that_a_worker_needs(world: World, client: Clien
     job = await world.job(answer.job_id)
     spec = GenerationSpec.from_json(dict(job.payload))
     assert bytes(job.prompt_ids).decode() == "user: hi\nassistant:"
-    assert (job.tenant, job.model, job.priority, job.fair_key) == ("acme", "tiny", 5, "f")
+    assert (job.tenant, job.model, job.priority, job.fair_key) == ("acme", "tiny", 5, "4:acme:f")
     assert (spec.stop, spec.top_k, spec.operation, spec.max_tokens) == (("x",), 3, "chat", 10)
     assert spec.seed >= 0
     assert job.stream_owner is None
