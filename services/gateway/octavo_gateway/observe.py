@@ -77,6 +77,8 @@ class RequestObservation(Observation):
         self._started_s = observer.clock.monotonic()
         self._first_token_s: float | None = None
         self._ended = False
+        # Its tokens come one after the other as they are chosen: only then is there a time for each.
+        self._is_single = False
 
     @contextmanager
     def sending(self) -> Iterator[str]:
@@ -100,6 +102,7 @@ class RequestObservation(Observation):
         """It is a job now."""
         spec = GenerationSpec.from_json(dict(job.payload))
         self._model = job.model
+        self._is_single = not spec.restarts
         self._span.update_name(f"{self._operation} {job.model}")
         attributes: dict[str, AttributeValue] = {
             names.GEN_AI_REQUEST_MODEL: job.model,
@@ -139,7 +142,7 @@ class RequestObservation(Observation):
             names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: usage.cached_tokens,
         }
         self._span.set_attributes(attributes)
-        if self._first_token_s is not None and usage.completion_tokens > 1:
+        if self._is_single and self._first_token_s is not None and usage.completion_tokens > 1:
             per_token_s = (self._observer.clock.monotonic() - self._first_token_s) / (usage.completion_tokens - 1)
             self._observer.instruments.record(names.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN, per_token_s, self._labels())
         self._end(None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from fakes.gateway_world import World
@@ -11,6 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, format_span_id, format_trace_id
 
 from octavo.v1 import gateway_pb2
+from octavo_common.jobs.spec import UsageRecord
+from octavo_gateway.observe import Observer
 
 pytestmark = pytest.mark.db
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -51,3 +55,27 @@ async def test_the_callers_trace_goes_through_the_request_into_the_row(world: Wo
     text = world.telemetry.prometheus_text().decode()
     for name in ("octavo_jobs_accepted", "gen_ai_server_request_duration", "gen_ai_server_time_to_first_token"):
         assert name in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_told"), [({}, 1), ({"n": 2, "best_of": 2}, 0), ({"best_of": 2}, 0), ({"beam_width": 1}, 0)]
+)
+async def test_the_time_of_an_output_token_is_told_where_tokens_come_one_by_one(
+    world: World, asked: dict[str, Any], num_told: int
+) -> None:
+    gateway = await world.gateway()
+    await world.worker()
+    row = await world.job(await world.client(gateway).generate(prompt="a").accepted())
+    observer = Observer(tracer=world.telemetry.tracer, instruments=world.telemetry.instruments, clock=world.clock)
+    num_before = num_times_told(world)
+    request = observer.begin("text_completion", "tiny", traceparent=None, streaming=True)
+    request.accepted(replace(row, payload={**row.payload, **asked}), created=False)
+    request.first_token()
+    request.finished("stop", UsageRecord(prompt_tokens=1, completion_tokens=5))
+    assert num_times_told(world) - num_before == num_told
+
+
+def num_times_told(world: World) -> float:
+    lines = world.telemetry.prometheus_text().decode().splitlines()
+    counts = [line for line in lines if line.startswith("gen_ai_server_time_per_output_token_seconds_count")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in counts)

@@ -11,6 +11,7 @@ from store_world import DIGEST, World, new_job, result
 from octavo_common import ids
 from octavo_common.errors import FailedPrecondition, InvalidArgument, JobNotFound, NotFound
 from octavo_common.jobs.model import Held, JobState, Principal, TenantLimits
+from octavo_common.jobs.spec import GenerationSpec
 from octavo_common.jobs.transitions import CANCELLED
 
 
@@ -106,7 +107,14 @@ async def test_retry_copies_an_ended_job_with_its_time_and_refuses_others(world:
 
 async def test_contents_go_after_the_retention_time_and_figures_later(world: World) -> None:
     worker = await world.worker()
-    job = await world.running(worker)
+    said = {
+        "stop": ["x"],
+        "bad_words": [[7]],
+        "logit_bias": [[5, 1.0]],
+        "allowed_token_ids": [5],
+        "stop_token_ids": [9],
+    }
+    job = await world.running(worker, payload={**new_job().payload, **said})
     await world.work.finish(job.id, job.fence, result=result(1, 2))
     await world.age(job.id, 100)
     assert (await world.placement.prune(retention_s=200)).num_contents == 0
@@ -115,6 +123,8 @@ async def test_contents_go_after_the_retention_time_and_figures_later(world: Wor
     assert (pruned.content_kept, pruned.prompt_ids, pruned.num_prompt_tokens) == (False, (), 3)
     assert pruned.result is not None
     assert set(pruned.result) == {"usage", "finish_reason"}
+    assert not said.keys() & pruned.payload.keys()
+    assert GenerationSpec.from_json(dict(pruned.payload)).logit_bias == ()
     with pytest.raises(FailedPrecondition):
         await world.jobs.retry(job.id, tenant="acme")
     await world.age(job.id, 1000)
@@ -122,6 +132,15 @@ async def test_contents_go_after_the_retention_time_and_figures_later(world: Wor
     with pytest.raises(JobNotFound):
         await world.get(job)
     assert await world.sql("select * from job_events") == []
+
+
+async def test_an_ended_job_counts_the_tokens_of_all_its_answers(world: World) -> None:
+    worker = await world.worker()
+    job = await world.running(worker)
+    first = result(1, 2)
+    both = replace(first, usage=replace(first.usage, completion_tokens=5), others=first.choices)
+    await world.work.finish(job.id, job.fence, result=both)
+    assert (await world.get(job)).num_tokens == 5
 
 
 async def test_pruning_takes_the_oldest_first_and_no_more_than_a_chunk(world: World) -> None:

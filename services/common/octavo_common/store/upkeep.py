@@ -43,7 +43,8 @@ _PRUNE_CONTENTS = text(
       order by ended_at, id limit :limit for update skip locked
     )
     update jobs j set content_kept = false, prompt_ids = '{}', emitted_ids = '{}', prefix_keys = '{}',
-      payload = j.payload - 'stop' - 'prompt' - 'bad_words' - 'grammar',
+      payload = j.payload - 'stop' - 'prompt' - 'bad_words' - 'grammar' - 'logit_bias' - 'allowed_token_ids'
+        - 'stop_token_ids',
       result = j.result - 'token_ids' - 'text' - 'logprobs' - 'prompt_logprobs' - 'others'
     from old where j.id = old.id
     """

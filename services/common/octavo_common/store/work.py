@@ -125,7 +125,7 @@ class WorkStore(Store):
             "state": state.value,
             "result": None if result is None else result.to_json(),
             "error": None if error is None else error.to_json(),
-            "num_tokens": 0 if result is None else len(result.token_ids),
+            "num_tokens": 0 if result is None else result.usage.completion_tokens,
             "details": {} if error is None else {"code": error.code},
         }
         if await self._run(_FINISH, values):
