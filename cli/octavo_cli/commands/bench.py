@@ -30,9 +30,9 @@ def bench() -> None:
 @bench.command()
 @click.argument("model", default=DEFAULT_MODEL)
 @click.option("--batches", default="1,8,32", show_default=True, help="Requests at once, one measurement each.")
-@click.option("--prompt", default=128, show_default=True, help="Tokens of a prompt.")
-@click.option("--output", default=128, show_default=True, help="Tokens of an answer.")
-@click.option("--threads", type=int, help="Threads that compute [default: all cores].")
+@click.option("--prompt", type=click.IntRange(min=1), default=128, show_default=True, help="Tokens of a prompt.")
+@click.option("--output", type=click.IntRange(min=1), default=128, show_default=True, help="Tokens of an answer.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads that compute [default: all cores].")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def modes(

@@ -67,18 +67,25 @@ def _tokens_per_s(built: BuiltEngine, batch: int, num_prompt: int, num_output: i
     return num_tokens / (clock.monotonic() - started_s)
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--batches", default="1,8,32")
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--output", type=int, default=128)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--prompt", type=_positive, default=128)
+    parser.add_argument("--output", type=_positive, default=128)
+    parser.add_argument("--threads", type=_positive)
     args = parser.parse_args()
     entries = measure(
         args.model,
-        batches=[int(batch) for batch in args.batches.split(",")],
+        batches=[_positive(batch) for batch in args.batches.split(",")],
         num_prompt=args.prompt,
         num_output=args.output,
         num_threads=args.threads,

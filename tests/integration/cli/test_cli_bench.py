@@ -36,6 +36,13 @@ def test_every_precision_is_measured_or_refused_with_its_reason(model: Path) -> 
     assert all(speed > 0 for n in ("float32", "w8a8") for speed in found[n]["tokens_per_s"].values())
 
 
+@pytest.mark.parametrize("option", ["--prompt", "--output", "--threads"])
+def test_sizes_that_measure_nothing_are_refused_by_name(option: str) -> None:
+    run = octavo("bench", "modes", option, "0")
+    assert run.returncode == 2
+    assert option in run.stderr and "Traceback" not in run.stderr
+
+
 def test_what_cannot_be_measured_is_said_in_a_line(model: Path, tmp_path: Path) -> None:
     for words in (["nowhere"], [str(model), "--batches", "0"], [str(model), "--batches", "two"]):
         run = octavo("bench", "modes", *words)

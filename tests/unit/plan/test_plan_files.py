@@ -93,6 +93,11 @@ def damaged(whole: Path, tmp_path: Path, kind: str) -> Path:
         path.write_bytes(b"PK\3\4" + data)
     elif kind == "tensors":
         path.write_bytes(data[:8] + struct.pack("<Q", 1 << 60) + data[16:])
+    elif kind == "nested":
+        deep = struct.pack("<IQ", 9, 1) * 100_000
+        path.write_bytes(
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9) + deep
+        )
     elif kind == "values":
         path.write_bytes(data[:16] + struct.pack("<Q", 1 << 60) + data[24:])
     else:
@@ -113,7 +118,7 @@ def damaged(whole: Path, tmp_path: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["short", "empty", "other", "tensors", "values", "weights", "gemma"])
+@pytest.mark.parametrize("kind", ["short", "empty", "other", "tensors", "values", "nested", "weights", "gemma"])
 def test_files_that_are_no_such_model_are_refused_by_name(whole: Path, tmp_path: Path, kind: str) -> None:
     with pytest.raises(UnreadableModel) as raised:
         read_model(damaged(whole, tmp_path, kind))

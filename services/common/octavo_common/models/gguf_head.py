@@ -140,6 +140,9 @@ def _value(cursor: _Cursor, kind: int, path: Path) -> Any:
     if kind != _ARRAY:
         raise UnreadableModel(f"{path} is corrupt: a value has the unknown type {kind}")
     item, length = cursor.scalar("<I"), cursor.scalar("<Q")
+    if item == _ARRAY:
+        # No model has any, and each would be a call deeper.
+        raise UnreadableModel(f"{path} is corrupt: it has an array of arrays")
     if item in _SCALARS and length > _MOST_ITEMS:
         cursor.skip(length * struct.calcsize(_SCALARS[item]))
         return None
