@@ -34,8 +34,11 @@ class PacedExecutor(TinyExecutor):
     """Takes its time for each step, or hangs, as a test says."""
 
     step_s = 0.0
+    # Steps that have begun.
+    num_begun = 0
 
     def run(self, plan):
+        self.num_begun += 1
         time.sleep(self.step_s)
         return super().run(plan)
 

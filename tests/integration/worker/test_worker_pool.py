@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 import pytest
-from fakes.tiny_worker import TinyWorker, read
+from fakes.tiny_worker import TinyWorker, read, until
 
 from octavo.v1 import pool_pb2, worker_pb2
 
@@ -50,7 +50,7 @@ async def test_a_hanging_engine_is_said_and_does_not_hang_who_asks(worker, monke
     monkeypatch.setattr("octavo_worker.service.POOL_WAIT_S", 0.1)
     worker.executor.step_s = 1.0
     job = await worker.start(PROMPT, 1)
-    await asyncio.sleep(0.3)
+    await until(lambda: worker.executor.num_begun, bool)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await look(worker)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
