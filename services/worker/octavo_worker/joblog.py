@@ -79,6 +79,8 @@ class JobLog:
         self.lead_text = lead_text
         # Go out as the lead text does; set before the first token is released.
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        # They are still to come although tokens are here, those of an earlier attempt: readers from token 0 wait.
+        self.awaits_prompt = False
         # Set once, after the row was committed.
         self.end: End | None = None
         # Why nothing more comes although there is no end.
@@ -140,6 +142,11 @@ class JobLog:
         answer.num_chars += sum(map(len, texts))
         self._notify()
 
+    def tell_prompt(self, logprobs: tuple[TokenLogprob, ...]) -> None:
+        """All that is told of the prompt is here."""
+        self.prompt_logprobs, self.awaits_prompt = logprobs, False
+        self._notify()
+
     def finish(self, end: End) -> None:
         """The end was committed."""
         if not self.closed:
@@ -155,6 +162,8 @@ class JobLog:
     def read(self, first_token: int, choice: int = 0) -> Piece:
         """Everything of an answer from a token on."""
         answer = self._answers[choice]
+        if first_token == 0 and self.awaits_prompt and not self.closed:
+            return Piece(choice=choice, first_token=0, token_ids=(), text="")
         leads = first_token == 0 and (bool(answer.ids) or self.end is not None)
         return Piece(
             choice=choice,

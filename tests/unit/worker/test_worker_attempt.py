@@ -222,6 +222,20 @@ def test_the_prompts_log_probabilities_go_out_with_the_first_token(tokenizer):
     assert result.prompt_logprobs[-1].text_offset < len(text)
 
 
+def test_who_reads_a_moved_job_from_the_start_gets_the_prompts_log_probabilities_with_the_first_token(tokenizer):
+    answer = tokenizer.encode("brown fox jumps", add_special=False)
+    attempt = attempt_of(tokenizer, dataclasses.replace(SPEC, prompt_logprobs=0), tuple(answer[:3]))
+    attempt.replay()
+    kept = attempt.log.ids
+    assert kept and attempt.log.read(0).is_empty
+    assert list(attempt.log.read(1).token_ids) == kept[1:]
+    changed = attempt.log.changed
+    attempt.note_prompt(told(*(-float(n) for n in range(1, len(attempt.job.prompt_ids)))))
+    assert changed.is_set()
+    piece = attempt.log.read(0)
+    assert list(piece.token_ids) == kept and len(piece.prompt_logprobs) == len(attempt.job.prompt_ids)
+
+
 def test_several_answers_have_texts_stops_and_ends_of_their_own(tokenizer):
     spec = dataclasses.replace(SPEC, n=2, stop=("fox",))
     attempt = attempt_of(tokenizer, spec)

@@ -109,6 +109,8 @@ class Attempt:
         if not self.job.emitted_ids or self.spec.restarts:
             return False
         choice = self.choices[0]
+        # The prompt is scored again. A reader that has tokens already has what was told of it, too.
+        self.log.awaits_prompt = self.spec.prompt_logprobs is not None and len(self.job.prompt_ids) > 1
         released = choice.replay(self.job.emitted_ids)
         self._release(0, released)
         if released.stopped:
@@ -161,7 +163,7 @@ class Attempt:
             self.prompt_logprobs.append(TokenLogprob(None))
         self.prompt_logprobs += map(told, logprobs)
         if len(self.prompt_logprobs) == len(self.job.prompt_ids):
-            self.log.prompt_logprobs = self._with_offsets()
+            self.log.tell_prompt(self._with_offsets())
 
     def publish(self) -> None:
         """Put ranked answers into the log, now that it is known which they are. Nothing for others."""
