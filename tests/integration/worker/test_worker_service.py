@@ -1,4 +1,5 @@
 import asyncio
+import threading
 
 import grpc
 import pytest
@@ -215,18 +216,60 @@ async def test_the_heartbeat_tells_load_and_prefixes(worker):
     await worker.ended(running)
 
 
+class Panic(BaseException):
+    """As native code raises it."""
+
+
+class Panicking:
+    """Compiles when a test lets it, and breaks."""
+
+    def __init__(self):
+        self.permit = threading.Semaphore(0)
+
+    def compile(self, kind, text=""):
+        assert self.permit.acquire(timeout=30)
+        raise Panic(kind, text)
+
+
+async def test_rows_of_one_job_hide_no_job_that_waits_and_a_compilers_panic_ends_its_own(pg_dsn, bundle):
+    grammars = Panicking()
+    async with TinyWorker(pg_dsn, bundle, {"lease_s": 3.0}, grammars=grammars) as worker:
+        worker.executor.step_s = 0.2
+        many = await worker.start(PROMPT, 45, n=4)
+        waiting = await worker.start(PROMPT, 5, grammar=("regex", "a"))
+
+        async def load():
+            return (await worker.processes.list("worker", 3600.0))[0].load
+
+        seen = await until(load, lambda load: load.get("num_running") == 4)
+        assert seen["num_waiting"] == 1
+        grammars.permit.release()
+        row = await worker.ended(waiting)
+        assert (row.error["code"], row.error["status"]) == ("GRAMMAR_FAILED", "INTERNAL")
+        worker.executor.step_s = 0.0
+        await worker.ended(many)
+        assert (await worker.ended(await worker.start(PROMPT, 2))).state is JobState.SUCCEEDED
+
+
+async def test_the_token_that_scoring_a_prompt_takes_is_not_counted(worker):
+    scored = await worker.ended(await worker.start(PROMPT, 0, prompt_logprobs=0))
+    assert scored.state is JobState.SUCCEEDED and len(result_of(scored).prompt_logprobs) == len(PROMPT)
+    await worker.ended(await worker.start(PROMPT, 5))
+    assert 'octavo_generation_tokens_total{model_name="tiny"} 5.0' in await page(worker, "/metrics")
+
+
+async def page(worker, path: str) -> str:
+    host, _, port = worker.process.metrics_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    return answer
+
+
 async def test_metrics_and_health_are_served_under_the_shared_names(worker):
     await worker.ended(await worker.start(PROMPT, 5))
-    host, _, port = worker.process.metrics_address.rpartition(":")
-
-    async def get(path: str) -> str:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        answer = (await reader.read()).decode()
-        writer.close()
-        return answer
-
-    text = await get("/metrics")
+    text = await page(worker, "/metrics")
     for line in (
         'octavo_generation_tokens_total{model_name="tiny"} 5.0',
         'octavo_prompt_tokens_total{model_name="tiny"} 11.0',
@@ -235,4 +278,4 @@ async def test_metrics_and_health_are_served_under_the_shared_names(worker):
         'octavo_inter_token_latency_seconds_count{model_name="tiny"} 4.0',
     ):
         assert line in text
-    assert "200 OK" in await get("/health")
+    assert "200 OK" in await page(worker, "/health")

@@ -107,9 +107,11 @@ class Intake:
     def load(self) -> Mapping[str, Any]:
         """Figures for placement. A cached block counts as free: whoever needs it gets it."""
         stats = self._meters.stats
+        # Jobs, as the engine's waiting ones are; its running ones are rows, several of which may be one job's.
+        num_unbegun = sum(attempt.first_step_s is None and not attempt.ending for attempt in self._attempts.values())
         return {
             "num_running": stats.num_running,
-            "num_waiting": max(stats.num_waiting, len(self._attempts) - stats.num_running),
+            "num_waiting": max(stats.num_waiting, num_unbegun),
             "num_free_blocks": stats.num_free_blocks + stats.num_cached_blocks,
             "num_total_blocks": self._card.num_blocks,
             "prefix_keys": self._recent.keys(),

@@ -43,7 +43,8 @@ class Meters:
             # A job waits for its first step once, wherever it goes on.
             if attempt.claimed.earlier_start_s is None:
                 self._time(names.REQUEST_QUEUE_TIME, attempt.queue_s)
-        if not delta.tokens:
+        # The token that is computed for the prompt's sake is nobody's.
+        if not delta.tokens or not attempt.spec.max_tokens:
             return
         add(names.GENERATION_TOKENS, len(delta.tokens), self._labels)
         if delta.id.choice:
