@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from dataclasses import replace
 
 import structlog
@@ -68,11 +67,10 @@ class Engine:
             part = parts.pop(0)
             try:
                 result = self._executor.run(replace(plan, rows=part, kv=kv, gone=gone))
-            except (KeyboardInterrupt, SystemExit, CancelledError):
+            except (KeyboardInterrupt, SystemExit):
                 raise
-            except (
-                BaseException
-            ) as error:  # foreign code, whose panics are no Exceptions: a fault of some row until alone
+            # Foreign code, whose panics are no Exceptions: whatever it raises is a fault of some row until it runs alone.
+            except BaseException as error:
                 if len(part) > 1:
                     middle = len(part) // 2
                     parts[:0] = [part[:middle], part[middle:]]
