@@ -69,7 +69,7 @@ class Engine:
                 result = self._executor.run(replace(plan, rows=part, kv=kv, gone=gone))
             except (KeyboardInterrupt, SystemExit):
                 raise
-            # Foreign code, whose panics are no Exceptions: whatever it raises is a fault of some row until it runs alone.
+            # Foreign code, whose panics are no Exceptions: whatever comes is a fault of some row until it runs alone.
             except BaseException as error:
                 if len(part) > 1:
                     middle = len(part) // 2
