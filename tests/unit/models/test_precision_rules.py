@@ -21,8 +21,8 @@ def config(**changes) -> ModelConfig:
 @pytest.mark.parametrize(
     ("quantization", "has_vnni", "changes", "expected"),
     [
-        ("Q4_1", True, {}, "w4a8"),
-        ("Q4_0", True, {}, "w4a8"),
+        ("Q4_1", True, {}, "w8a8"),
+        ("Q4_0", True, {}, "w8a8"),
         ("Q8_0", True, {}, "w8a8"),
         ("Q6_K", True, {}, "w8a8"),
         ("", True, {}, "w8a8"),

@@ -19,17 +19,16 @@ _FOUR_BITS = ("Q4_0", "Q4_1")
 def choose_precision(asked: str, config: ModelConfig, *, quantization: str, has_vnni: bool) -> str:
     """The precision for a model. ``quantization`` is GGUF's name of its matrices' commonest type, empty for floats.
 
-    auto takes 4-bit weights where the file has them and else 8-bit ones, on processors that multiply bytes; float32
-    elsewhere. Raises InvalidArgument for a name that we do not know, FailedPrecondition for what the model cannot have.
+    auto takes 8-bit weights on processors that multiply bytes, float32 elsewhere. 4-bit weights are for those who ask:
+    they are quicker for one request, and slower for prompts and many. Raises InvalidArgument for a name that we do not
+    know, FailedPrecondition for what the model cannot have.
     """
     if asked not in (AUTO, *PRECISIONS):
         known = ", ".join((AUTO, *PRECISIONS))
         raise InvalidArgument(f"the precision {asked!r} is not supported", hint=f"supported: {known}")
     reasons = reasons_against(config)
     if asked == AUTO:
-        if reasons or not has_vnni:
-            return FLOAT32
-        return W4A8 if quantization in _FOUR_BITS else W8A8
+        return FLOAT32 if reasons or not has_vnni else W8A8
     if asked == W4A8 and quantization not in _FOUR_BITS:
         reasons = [*reasons, "its weights are not stored in 4 bits (GGUF's Q4_0 or Q4_1)"]
     if asked != FLOAT32 and reasons:
