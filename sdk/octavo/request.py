@@ -36,7 +36,7 @@ def generation(
     json_schema: Mapping[str, Any] | str | None = None,
     json_object: bool = False,
     regex: str | None = None,
-    choice: Sequence[str] | None = None,
+    choice: str | Sequence[str] | None = None,
     grammar: str | None = None,
     detach: bool = False,
     **sampling: Any,

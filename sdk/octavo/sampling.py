@@ -32,7 +32,7 @@ def sampling(
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None,
-    bad_words: Sequence[str] = (),
+    bad_words: str | Sequence[str] = (),
     allowed_token_ids: Sequence[int] = (),
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
@@ -57,7 +57,8 @@ def sampling(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         logit_bias=dict(logit_bias or {}),
-        bad_words=bad_words,
+        # A string is one word, not its letters.
+        bad_words=[bad_words] if isinstance(bad_words, str) else bad_words,
         allowed_token_ids=allowed_token_ids,
         logprobs_mode=_named(_MODES, logprobs_mode, "logprobs_mode"),
     )

@@ -14,7 +14,7 @@ def structured_output(
     json_schema: Mapping[str, Any] | str | None,
     json_object: bool,
     regex: str | None,
-    choice: Sequence[str] | None,
+    choice: str | Sequence[str] | None,
     grammar: str | None,
 ) -> gateway_pb2.StructuredOutput | None:
     """Build the message; None if nothing is asked for. Raises ValueError for more than one."""
@@ -28,7 +28,9 @@ def structured_output(
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} were both given: an answer follows one of them")
     if "choice" in given:
-        given["choice"] = gateway_pb2.TextChoices(texts=given["choice"])
+        texts = given["choice"]
+        # A string is one text, not its letters.
+        given["choice"] = gateway_pb2.TextChoices(texts=[texts] if isinstance(texts, str) else texts)
     if "json_schema" in given and not isinstance(json_schema, str):
         given["json_schema"] = json.dumps(json_schema)
     return gateway_pb2.StructuredOutput(**given) if given else None

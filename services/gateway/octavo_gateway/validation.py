@@ -50,7 +50,7 @@ def validate(raw: RawRequest, limits: RequestLimits | None = None) -> ValidReque
         model=check_name(raw.model, "model", bounds.max_name_chars),
         prompt=_prompt(raw, bounds),
         temperature=_temperature(raw.temperature),
-        top_k=0 if raw.top_k is None else check_whole(raw.top_k, "top_k", 0, MAX_INT32),
+        top_k=_top_k(raw.top_k),
         top_p=_top_p(raw.top_p),
         seed=None if raw.seed is None else check_whole(raw.seed, "seed", -(2**63), 2**63 - 1),
         max_tokens=_max_tokens(raw.max_tokens, echo=echo),
@@ -117,6 +117,13 @@ def _check_size(size: int, param: str, bounds: RequestLimits) -> None:
             hint="shorten the prompt",
             code="PROMPT_TOO_LARGE",
         )
+
+
+def _top_k(value: int | None) -> int:
+    """0 keeps all; so does -1, as vLLM's clients say it."""
+    if value is None or value == -1:
+        return 0
+    return check_whole(value, "top_k", 0, MAX_INT32)
 
 
 def _temperature(value: float | None) -> float:

@@ -27,7 +27,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "temperature -1": ({**HELLO, "temperature": -1.0}, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "temperature"),
     "top_p 0": ({**HELLO, "top_p": 0.0}, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "top_p"),
     "top_p 1.5": ({**HELLO, "top_p": 1.5}, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "top_p"),
-    "top_k -1": ({**HELLO, "top_k": -1}, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "top_k"),
+    "top_k -2": ({**HELLO, "top_k": -2}, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "top_k"),
     "priority 101": ({**HELLO, "priority": 101}, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "priority"),
     "empty stop": ({**HELLO, "stop": [""]}, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "stop"),
     "NUL in a name": ({**HELLO, "cache_salt": "a\0b"}, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "cache_salt"),

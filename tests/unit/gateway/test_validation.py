@@ -59,7 +59,7 @@ SURROGATE = "a\ud800b"
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.01}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 10**5000}, "seed"),
