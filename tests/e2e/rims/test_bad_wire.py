@@ -109,7 +109,7 @@ BODIES = {
     "wrong type": (b'{"prompt": {"a": 1}}', 400, "invalid_argument", "prompt"),
     "number as text": (b'{"prompt": "x", "max_tokens": "4"}', 400, "invalid_argument", "max_tokens"),
     "huge number": (b'{"prompt": "x", "max_tokens": 1%s}' % (b"0" * 400), 400, "invalid_argument", "max_tokens"),
-    "several answers": (b'{"prompt": "x", "n": 2}', 400, "unsupported_parameter", "n"),
+    "too many answers": (b'{"prompt": "x", "n": 1000}', 400, "invalid_argument", "n"),
 }
 
 
