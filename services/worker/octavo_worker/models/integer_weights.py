@@ -1,7 +1,8 @@
 """A decoder's weights as integers in groups of 32, for the modes w8a8 and w4a8. Knows no forward pass.
 
 `w4a8` takes the matrices that a GGUF file stores as Q4_0, Q4_1 or Q8_0 exactly as they are; whatever else there is
-becomes Q8_0. `w8a8` makes all of them Q8_0. Norms and biases stay float32.
+becomes Q8_0, and so do q, k and v (or gate and up), which are one product, where they are stored in different types.
+`w8a8` makes all of them Q8_0. Norms and biases stay float32.
 """
 
 from __future__ import annotations
