@@ -9,6 +9,7 @@ from typing import Any
 from octavo_common.errors import FailedPrecondition
 from octavo_common.plan.formats import WEIGHT_FORMATS, Arithmetic, WeightBytes, WeightFormat
 from octavo_common.plan.shape import ModelShape
+from octavo_common.plan.silent import FULL_LAYERS, SILENT, WINDOW
 
 # Hugging Face's model_type, and general.architecture of GGUF files.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -48,7 +49,7 @@ def config_shape(values: Mapping[str, Any], *, name: str, where: str) -> ModelSh
     numbers = _Numbers(values, where)
     heads, hidden = numbers.get("num_attention_heads"), numbers.get("hidden_size")
     has_bias = bool(values.get("attention_bias"))
-    slides = family == "mistral" or bool(values.get("use_sliding_window"))
+    silent = SILENT[family]
     shape = ModelShape(
         name=name,
         family=family,
@@ -56,7 +57,7 @@ def config_shape(values: Mapping[str, Any], *, name: str, where: str) -> ModelSh
         hidden=hidden,
         num_heads=heads,
         num_kv_heads=numbers.get("num_key_value_heads", heads),
-        head_dim=numbers.get("head_dim", max(1, hidden // heads)),
+        head_dim=numbers.get("head_dim", silent.head_dim or max(1, hidden // heads)),
         intermediate=numbers.get("intermediate_size"),
         vocab_size=numbers.get("vocab_size"),
         tie_embeddings=bool(values.get("tie_word_embeddings", False)),
@@ -64,19 +65,29 @@ def config_shape(values: Mapping[str, Any], *, name: str, where: str) -> ModelSh
         output_bias=family in ("llama", "qwen3") and has_bias,
         mlp_bias=family == "llama" and bool(values.get("mlp_bias")),
         qk_norm=family == "qwen3",
-        context_length=numbers.get("max_position_embeddings", 2048),
-        sliding_window=numbers.get("sliding_window") if slides and values.get("sliding_window") else None,
-        num_window_layers=_window_layers(values),
+        context_length=numbers.get("max_position_embeddings", silent.context_length),
+        sliding_window=_window(values, numbers, family),
+        num_window_layers=_window_layers(values, family),
     )
     return _sound(shape, where)
 
 
-def _window_layers(values: Mapping[str, Any]) -> int | None:
-    """Layers with a window, where the file says: by their kinds, or from which on."""
+def _window(values: Mapping[str, Any], numbers: _Numbers, family: str) -> int | None:
+    """Keys that a token sees; Qwen's files must switch the window on, null switches it off, llama has none."""
+    slides = family == "mistral" or (family != "llama" and bool(values.get("use_sliding_window")))
+    if not slides or ("sliding_window" in values and values["sliding_window"] is None):
+        return None
+    return numbers.get("sliding_window", WINDOW)
+
+
+def _window_layers(values: Mapping[str, Any], family: str) -> int | None:
+    """Layers with a window: by their kinds, or from which on; None is all."""
     kinds = values.get("layer_types")
     if isinstance(kinds, list):
         return kinds.count("sliding_attention")
-    first, layers = values.get("max_window_layers"), values.get("num_hidden_layers")
+    if family not in ("qwen2", "qwen3"):
+        return None
+    first, layers = values.get("max_window_layers", FULL_LAYERS), values.get("num_hidden_layers")
     return max(0, layers - first) if isinstance(first, int) and isinstance(layers, int) else None
 
 

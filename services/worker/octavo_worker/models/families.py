@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from octavo_common.plan import silent
 from octavo_worker.models.base import InvalidModel
 from octavo_worker.models.fields import MAX_CONTEXT, MAX_LAYERS, Fields
 
 Windows = tuple[int | None, ...]
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# What the files' own library takes where a file is silent.
-_DEFAULT_WINDOW, _DEFAULT_FULL_LAYERS = 4096, 28
 
 
 def no_windows(fields: Fields, num_layers: int) -> Windows:
@@ -27,7 +26,7 @@ def one_window(fields: Fields, num_layers: int) -> Windows:
     """All layers have the file's ``sliding_window``; null is none (Hugging Face's Mistral)."""
     window = None
     if fields.get("sliding_window") is not None or not fields.has("sliding_window"):
-        window = fields.integer("sliding_window", _DEFAULT_WINDOW, high=MAX_CONTEXT)
+        window = fields.integer("sliding_window", silent.WINDOW, high=MAX_CONTEXT)
     told = _layer_types(fields, num_layers)
     expected = _FULL if window is None else _SLIDING
     if told is not None and set(told) != {expected}:
@@ -44,10 +43,10 @@ def window_of_upper_layers(fields: Fields, num_layers: int) -> Windows:
     if fields.flag("use_sliding_window", False) and (
         fields.get("sliding_window") is not None or not fields.has("sliding_window")
     ):
-        window = fields.integer("sliding_window", _DEFAULT_WINDOW, high=MAX_CONTEXT)
+        window = fields.integer("sliding_window", silent.WINDOW, high=MAX_CONTEXT)
     kinds = _layer_types(fields, num_layers)
     if kinds is None:
-        num_full = fields.integer("max_window_layers", _DEFAULT_FULL_LAYERS, low=0, high=MAX_LAYERS)
+        num_full = fields.integer("max_window_layers", silent.FULL_LAYERS, low=0, high=MAX_LAYERS)
         return tuple(None if index < num_full else window for index in range(num_layers))
     if window is None and _SLIDING in kinds:
         raise InvalidModel(
@@ -89,10 +88,16 @@ class Family:
     """Whether each head of q and k is normalised before it rotates."""
     windows: Callable[[Fields, int], Windows] = no_windows
     """Reads the window of each layer."""
-    head_dim: int | None = None
-    """Where the file does not say; None: the hidden size divided by the heads."""
-    context_length: int
-    """Where the file does not say."""
+
+    @property
+    def head_dim(self) -> int | None:
+        """Where the file does not say; None: the hidden size divided by the heads."""
+        return silent.SILENT[self.name].head_dim
+
+    @property
+    def context_length(self) -> int:
+        """Where the file does not say."""
+        return silent.SILENT[self.name].context_length
 
 
 LLAMA = Family(
@@ -103,14 +108,12 @@ LLAMA = Family(
     qkv_bias=None,
     out_bias=None,
     mlp_bias=None,
-    context_length=2048,
 )
 MISTRAL = Family(
     name="mistral",
     architecture="MistralForCausalLM",
     gguf=None,
     windows=one_window,
-    context_length=131_072,
 )
 QWEN2 = Family(
     name="qwen2",
@@ -118,7 +121,6 @@ QWEN2 = Family(
     gguf="qwen2",
     qkv_bias=True,
     windows=window_of_upper_layers,
-    context_length=32_768,
 )
 QWEN3 = Family(
     name="qwen3",
@@ -128,8 +130,6 @@ QWEN3 = Family(
     out_bias=None,
     head_norms=True,
     windows=window_of_upper_layers,
-    head_dim=128,
-    context_length=32_768,
 )
 
 FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3)
