@@ -143,7 +143,7 @@ class Loop:
         builder.position_at_end(self._after)
 
 
-def _weights(builder: Any, base: Any, form: Format) -> list[Any]:
+def group_vectors(builder: Any, base: Any, form: Format) -> list[Any]:
     """The eight vectors of a group, four unsigned bytes a lane."""
     if form.bits == 8:
         return [load(builder, base, 64 * j, _INTS) for j in range(8)]
@@ -152,6 +152,34 @@ def _weights(builder: Any, base: Any, form: Format) -> list[Any]:
     return [builder.and_(word, low) for word in packed] + [
         builder.and_(builder.lshr(word, constant(_INTS, 4)), low) for word in packed
     ]
+
+
+def group_scales(builder: Any, base: Any, form: Format) -> tuple[Any, Any]:
+    """The scales of a group's 16 outputs, and their minima or None."""
+    at = form.group_bytes - 2 * LANES * (2 if form.has_minima else 1)
+    deltas = builder.fpext(load(builder, base, at, _HALVES), _FLOATS)
+    return deltas, builder.fpext(load(builder, base, at + 2 * LANES, _HALVES), _FLOATS) if form.has_minima else None
+
+
+def scaled_group(builder: Any, lanes: tuple[Any, Any], total: Any, scale: Any, offset: Any, result: Any) -> Any:
+    """A row's result so far + a group's sums times the scales: the same operations for whoever made the sums."""
+    deltas, minima = lanes
+    scaled = builder.fmul(builder.sitofp(total, _FLOATS), scale)
+    result = call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [scaled, deltas, result])
+    return result if minima is None else call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [minima, offset, result])
+
+
+def put_results(builder: Any, results: list[Any], out: Any, stride: Any, adds: Any) -> None:
+    """Write rows of 16 floats, `stride` floats apart, or add them to what is there."""
+    row_bytes = builder.mul(stride, ir.Constant(_I64, 4))
+    outs = [builder.gep(out, [builder.mul(row_bytes, ir.Constant(_I64, row))]) for row in range(len(results))]
+    with builder.if_else(builder.icmp_signed("!=", adds, ir.Constant(_I64, 0))) as (then, otherwise):
+        with then:
+            for place, value in zip(outs, results, strict=True):
+                store(builder, builder.fadd(load(builder, place, 0, _FLOATS), value), place, 0)
+        with otherwise:
+            for place, value in zip(outs, results, strict=True):
+                store(builder, value, place, 0)
 
 
 def make_dot_rows(form: Format, num_rows: int) -> Any:
@@ -185,37 +213,25 @@ def make_dot_rows(form: Format, num_rows: int) -> Any:
                 return [builder.gep(base, [builder.mul(step, ir.Constant(_I64, row))]) for row in range(num_rows)]
 
             rows, row_scales, row_sums = starts(ints, num_inputs), starts(scales, row_bytes), starts(sums, row_bytes)
-            outs = starts(out, builder.mul(stride, ir.Constant(_I64, 4)))
             loop = Loop(builder, num_groups, [constant(_FLOATS, 0.0)] * num_rows)
             base = builder.gep(weights, [builder.mul(loop.index, ir.Constant(_I64, form.group_bytes))])
-            vectors = _weights(builder, base, form)
-            at = form.group_bytes - 2 * LANES * (2 if form.has_minima else 1)
-            deltas = builder.fpext(load(builder, base, at, _HALVES), _FLOATS)
-            minima = builder.fpext(load(builder, base, at + 2 * LANES, _HALVES), _FLOATS) if form.has_minima else None
-            in_group = builder.mul(loop.index, ir.Constant(_I64, 4))
+            vectors, lanes = group_vectors(builder, base, form), group_scales(builder, base, form)
             in_row = builder.mul(loop.index, ir.Constant(_I64, GROUP))
+            in_group = builder.mul(loop.index, ir.Constant(_I64, 4))
+            words = [builder.gep(row, [in_row]) for row in rows]
+            kind = _F32 if form.has_minima else _I32
+            offsets = [splat(builder, load(builder, place, in_group, kind)) for place in row_sums]
+            totals = [constant(_INTS, 0) if form.has_minima else offset for offset in offsets]
+            # Row after row for each vector: a row's eight products wait for each other, those of the rows do not.
+            for j, vector in enumerate(vectors):
+                for row, word in enumerate(words):
+                    totals[row] = dot4(builder, totals[row], vector, splat(builder, load(builder, word, 4 * j, _I32)))
             grown: list[Any] = []
-            # Row by row: a row's eight products depend on each other, but the rows overlap in the machine.
-            for row in range(num_rows):
-                word = builder.gep(rows[row], [in_row])
-                offset = load(builder, row_sums[row], in_group, _F32 if minima else _I32)
-                total = constant(_INTS, 0) if minima else splat(builder, offset)
-                for j, vector in enumerate(vectors):
-                    total = dot4(builder, total, vector, splat(builder, load(builder, word, 4 * j, _I32)))
+            for row, total in enumerate(totals):
                 scale = splat(builder, load(builder, row_scales[row], in_group, _F32))
-                scaled = builder.fmul(builder.sitofp(total, _FLOATS), scale)
-                result = call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [scaled, deltas, loop.carried[row]])
-                if minima:
-                    result = call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [minima, splat(builder, offset), result])
-                grown.append(result)
+                grown.append(scaled_group(builder, lanes, total, scale, offsets[row], loop.carried[row]))
             loop.close(grown)
-            with builder.if_else(builder.icmp_signed("!=", adds, ir.Constant(_I64, 0))) as (then, otherwise):
-                with then:
-                    for place, value in zip(outs, grown, strict=True):
-                        store(builder, builder.fadd(load(builder, place, 0, _FLOATS), value), place, 0)
-                with otherwise:
-                    for place, value in zip(outs, grown, strict=True):
-                        store(builder, value, place, 0)
+            put_results(builder, grown, out, stride, adds)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 8), codegen
