@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from triton_world import DTYPES, SOME
 
 from octavo_worker.kernels.triton.gumbel_argmax import gumbel_argmax
+from octavo_worker.kernels.triton.head_norm import head_norm
 from octavo_worker.kernels.triton.rms_norm import rms_norm, rms_norm_launch
 from octavo_worker.kernels.triton.rotary import rotary
 from octavo_worker.kernels.triton.silu_mul import silu_mul, silu_mul_launch
@@ -57,6 +58,25 @@ def test_norms_match_float64_with_and_without_a_residual(num_rows, width, dtype,
         assert ((stream.double() - total).abs() <= RELATIVE[dtype] * largest).all()
         total = stream.double()
     close(out, F.rms_norm(total, (width,), weight.double(), 1e-5), dtype, passes=2)
+
+
+@SOME
+@given(
+    num_tokens=st.integers(1, 4),
+    num_heads=st.integers(1, 70),
+    head_dim=st.sampled_from([16, 64, 80, 96, 128, 256]),
+    dtype=st.sampled_from(DTYPES),
+    seed=SEEDS,
+)
+def test_heads_are_normalised_each_with_its_own_weight(num_tokens, num_heads, head_dim, dtype, seed):
+    torch.manual_seed(seed)
+    buffer = torch.randn(num_tokens, num_heads + 2, head_dim).to(dtype)
+    weight = torch.randn(num_heads, head_dim)
+    before = buffer.double().clone()
+    head_norm(buffer[:, :num_heads], weight, 1e-6)
+    wanted = F.rms_norm(before[:, :num_heads], (head_dim,), eps=1e-6) * weight.double()
+    close(buffer[:, :num_heads], wanted, dtype, passes=2)
+    assert torch.equal(buffer[:, num_heads:].double(), before[:, num_heads:])
 
 
 @SOME

@@ -14,6 +14,7 @@ from octavo_worker.kernels.triton.copy_blocks import copy_blocks_launch
 from octavo_worker.kernels.triton.decode_attention import decode_attention_launch
 from octavo_worker.kernels.triton.extend_attention import ExtendPlan, extend_attention_launch, max_queries
 from octavo_worker.kernels.triton.gumbel_argmax import gumbel_argmax_launch
+from octavo_worker.kernels.triton.head_norm import head_norm_launch
 from octavo_worker.kernels.triton.launch import Launch
 from octavo_worker.kernels.triton.pages import KVFormat, region_bytes, view_pages
 from octavo_worker.kernels.triton.rms_norm import rms_norm_launch
@@ -107,7 +108,12 @@ def extend(head_dim, dtype, format, mask, pairs):
 
 def norm(width, dtype, residual):
     x = empty(T, width, dtype=dtype)
-    return rms_norm_launch(x, empty(width, dtype=dtype), 1e-5, x, x if residual else None)
+    # A model's norms stay float32 beside weights of 16 bits.
+    return rms_norm_launch(x, empty(width), 1e-5, x, x if residual else None)
+
+
+def norm_heads(head_dim, dtype):
+    return head_norm_launch(empty(T, 6 * G, head_dim, dtype=dtype)[:, : 5 * G], empty(5 * G, head_dim), 1e-5)
 
 
 def turn(head_dim, dtype):
@@ -155,6 +161,7 @@ FAMILIES = (
     Family(
         name="rms_norm", factors={"width": (576, 4096, 8192, 16384), "residual": (False, True), **_COMMON}, make=norm
     ),
+    Family(name="head_norm", factors=_HEADS, make=norm_heads),
     Family(name="rotary", factors=_HEADS, make=turn),
     Family(name="silu_mul", factors={"width": (1536, 14336), **_COMMON}, make=gate),
     Family(name="softmax_stats", factors={"vocab": (49152, 128256), **_COMMON}, make=stats),

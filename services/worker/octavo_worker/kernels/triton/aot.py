@@ -77,6 +77,9 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
             signature[name] = "constexpr"
             continue
         value = launch.args[name]
+        if launch.kernel.params[index].do_not_specialize:
+            signature[name] = _type_of(value)
+            continue
         if isinstance(value, int) and value == 1:
             # Triton makes a constant of a number that is 1.
             signature[name], constants[name] = "constexpr", 1

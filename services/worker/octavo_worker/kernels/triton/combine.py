@@ -23,7 +23,8 @@ from octavo_worker.kernels.triton.launch import FLOATS, Launch, power_of_two, re
 _PARTS = 16
 
 
-@triton.jit
+# As in `decode_attention`: they differ from step to step.
+@triton.jit(do_not_specialize=["lse_stride_row", "lse_stride_head"])
 def _combine(
     parts_ptr, lse_ptr, entries_ptr, limits_ptr, out_ptr,
     parts_stride_row, parts_stride_head, lse_stride_row, lse_stride_head, out_stride_token, out_stride_head, window,

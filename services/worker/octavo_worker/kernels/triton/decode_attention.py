@@ -39,7 +39,8 @@ from octavo_worker.kernels.triton.tiles import MAX_REGISTERS, MIN_QUERIES, fold_
 SPLIT_KEYS = 256
 
 
-@triton.jit
+# These differ from step to step; a kernel of its own for each kind of number would be compiled while requests wait.
+@triton.jit(do_not_specialize=["table_stride", "lse_stride_row", "lse_stride_head"])
 def _decode_attention(
     q_ptr, entries_ptr, tables_ptr, limits_ptr, codes_ptr, scales_ptr, out_ptr, lse_ptr,
     q_stride_token, q_stride_head, table_stride, stride_block, stride_slot, stride_head, key_offset, value_offset,

@@ -46,7 +46,8 @@ TILE_FIELDS = 5
 MAX_TREE_NODES = 63
 
 
-@triton.jit
+# The width of the tables differs from step to step; it must not be a reason to compile again.
+@triton.jit(do_not_specialize=["table_stride"])
 def _extend_attention(
     q_ptr, out_ptr, tiles_ptr, tables_ptr, limits_ptr, depths_ptr, bits_ptr, tree_firsts_ptr, codes_ptr, scales_ptr,
     q_stride_token, q_stride_head, out_stride_token, out_stride_head, table_stride,
