@@ -4,7 +4,6 @@ What sets families apart is in the ModelConfig (biases, norms of heads, angles, 
 Windows are the attention's business, which is a callable of the runner.
 
 Legend: T tokens, S sampled rows, D hidden, N query heads, G key-value heads, H head dim, V vocabulary.
-q, k and v are one matrix, gate and up another: one product each instead of five.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from octavo_worker.models.base import Attend, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint, Shape, read_rows, require
+from octavo_worker.models.float_weights import LayerTensors, LinearTensors, read_layer
 from octavo_worker.models.head_norms import HeadNorm, NoHeadNorm, RmsHeadNorm
-from octavo_worker.models.layers import Linear, RmsNorm, Rope, interleave, silu_gate
+from octavo_worker.models.layers import Linear, RmsNorm, Rope, silu_gate
 
 # Buffers that old checkpoints carry, and the head that a tied checkpoint may store twice.
 IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
@@ -45,7 +45,7 @@ class Decoder:
         self._config = config
         self._rope = Rope(config.rope)
         self._embedding_VD = read_rows(checkpoint, ["model.embed_tokens.weight"], (config.vocab_size, config.hidden))
-        self._layers = [_read_layer(config, checkpoint, index) for index in range(config.num_layers)]
+        self._layers = [_make_layer(config, read_layer(config, checkpoint, i)) for i in range(config.num_layers)]
         self._norm = RmsNorm(read_rows(checkpoint, ["model.norm.weight"], (config.hidden,)), config.rms_eps)
         if config.tie_embeddings:
             self._head = Linear(self._embedding_VD)
@@ -116,59 +116,31 @@ def tensors(config: ModelConfig) -> dict[str, Shape]:
     return wanted
 
 
-def _read_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> _Layer:
-    prefix = f"model.layers.{index}."
-    hidden, wide = config.hidden, config.intermediate
+def _make_layer(config: ModelConfig, read: LayerTensors) -> _Layer:
+    def norm(weight_D: Tensor) -> RmsNorm:
+        return RmsNorm(weight_D, config.rms_eps)
 
-    def norm(name: str) -> RmsNorm:
-        return RmsNorm(read_rows(checkpoint, [f"{prefix}{name}.weight"], (hidden,)), config.rms_eps)
+    def linear(part: LinearTensors) -> Linear:
+        return Linear(part.weight_OI, part.bias_O)
 
-    def linear(names: list[str], rows: int, columns: int, bias: bool, *, num_rotated: int = 0) -> Linear:
-        weight = read_rows(checkpoint, [f"{prefix}{name}.weight" for name in names], (rows, columns))
-        biases = read_rows(checkpoint, [f"{prefix}{name}.bias" for name in names], (rows,)) if bias else None
-        for part in (weight, biases):
-            if part is not None and num_rotated:
-                _interleave_(config, part, num_rotated)
-        return Linear(weight, biases)
-
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return _Layer(
-        attention_norm=norm("input_layernorm"),
-        qkv=linear(
-            [f"self_attn.{n}_proj" for n in "qkv"],
-            q + 2 * kv,
-            hidden,
-            config.qkv_bias,
-            num_rotated=config.num_heads + config.num_kv_heads,
-        ),
-        head_norm=_read_head_norm(config, checkpoint, prefix) if config.head_norms else NoHeadNorm(),
-        out=linear(["self_attn.o_proj"], hidden, q, config.out_bias),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], 2 * wide, hidden, config.mlp_bias),
-        down=linear(["mlp.down_proj"], hidden, wide, config.mlp_bias),
-    )
-
-
-def _read_head_norm(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> HeadNorm:
-    """The dims of the weights follow those of the heads, which are interleaved too."""
-    q_weight_H, k_weight_H = (
-        interleave(
-            read_rows(checkpoint, [f"{prefix}self_attn.{name}_norm.weight"], (config.head_dim,)),
-            1,
-            config.head_dim,
-            config.rope.dim,
+    head_norm: HeadNorm = NoHeadNorm()
+    if read.q_norm_H is not None and read.k_norm_H is not None:
+        head_norm = RmsHeadNorm(
+            read.q_norm_H,
+            read.k_norm_H,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            eps=config.rms_eps,
         )
-        for name in "qk"
+    return _Layer(
+        attention_norm=norm(read.attention_norm_D),
+        qkv=linear(read.qkv),
+        head_norm=head_norm,
+        out=linear(read.out),
+        mlp_norm=norm(read.mlp_norm_D),
+        gate_up=linear(read.gate_up),
+        down=linear(read.down),
     )
-    return RmsHeadNorm(
-        q_weight_H, k_weight_H, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, eps=config.rms_eps
-    )
-
-
-def _interleave_(config: ModelConfig, part: Tensor, num_rotated: int) -> None:
-    """Put the two dims of each rotated pair of the first heads (q's and k's) side by side."""
-    rows = part[: num_rotated * config.head_dim]
-    rows.copy_(interleave(rows, num_rotated, config.head_dim, config.rope.dim))
 
 
 def num_parameters(config: ModelConfig) -> int:

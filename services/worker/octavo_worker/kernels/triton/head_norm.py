@@ -2,7 +2,7 @@
 
     x[t, h, :] <- x[t, h, :] / sqrt(mean(x[t, h, :]^2) + eps) * weight[h, :]
 
-T fed tokens, X heads (query and key heads side by side), H head dim. `x: [T, X, H]`, `weight: [X, H]`. Sums are float32.
+T fed tokens, X heads (query and key heads side by side), H head dim. `x: [T, X, H]`, `weight: [X, H]`. Sums: float32.
 
 Source: RMSNorm (arXiv 1910.07467), of queries and keys as in Qwen3 (arXiv 2505.09388).
 """
