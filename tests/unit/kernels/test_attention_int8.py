@@ -7,7 +7,9 @@ import pytest
 
 from octavo_worker.attention.base import AttnBatch
 from octavo_worker.attention.tiles import cut_tiles, visible_lengths
+from octavo_worker.kernels import attend_int8
 from octavo_worker.kernels import attention_int8 as kernel
+from octavo_worker.kernels.amx import has_amx
 from octavo_worker.kernels.positions import ROTATIONS, place_stage
 from octavo_worker.kernels.program import Program
 
@@ -35,7 +37,8 @@ class Pages:
         parts = region[LAYER * per_layer : (LAYER + 1) * per_layer].reshape(2, self.heads, -1)
         keys = parts[0].reshape(self.heads, self.dim // 4, 16, 4).astype(np.float64) - 128
         keys = keys.transpose(2, 0, 1, 3).reshape(16, self.heads, self.dim)
-        values = parts[1].view(np.int8).reshape(self.heads, 16, self.dim).transpose(1, 0, 2).astype(np.float64)
+        values = parts[1].view(np.int8).reshape(self.heads, 4, self.dim, 4).astype(np.float64)
+        values = values.transpose(1, 3, 0, 2).reshape(16, self.heads, self.dim)
         at = LAYERS * per_layer + LAYER * kernel.layer_scale_bytes(self.heads)
         scales = region[at : at + kernel.layer_scale_bytes(self.heads)].view(np.float32).reshape(2, self.heads, 16)
         return keys * scales[0].T[:, :, None], values * scales[1].T[:, :, None]
@@ -60,15 +63,14 @@ def attend(pages: Pages, num_heads: int, rows, *, window=None, threads=1, heads=
     slots = tables[np.repeat(np.arange(len(rows)), counts), positions // 16].astype(np.int64) * 16 + positions % 16
     batch = AttnBatch(starts_R=starts, num_tokens_R=counts, tables_RB=tables, slots_T=slots)
     tiles, limits = cut_tiles(batch, num_heads // pages.heads), visible_lengths(batch)
-    size = heads * kernel.scratch_bytes(int(limits.max()), pages.dim)
+    size = heads * attend_int8.scratch_bytes(int(limits.max()), pages.dim)
     scratch = np.full(threads * size, 255, np.uint8)
-    for place, value in {
-        kernel.TILES: tiles.ctypes.data, kernel.NUM_TILES: len(tiles), kernel.TABLES: tables.ctypes.data,
-        kernel.TABLE_STRIDE: num_blocks, kernel.LIMITS: limits.ctypes.data, kernel.SLOTS: slots.ctypes.data,
-        kernel.SCRATCH: scratch.ctypes.data, kernel.SCRATCH_BYTES: size,
-        kernel.HEADS_AT_ONCE: heads,
-    }.items():  # fmt: skip
-        program.frame[place] = value
+    frame = program.frame
+    frame[attend_int8.TILES], frame[attend_int8.NUM_TILES] = tiles.ctypes.data, len(tiles)
+    frame[attend_int8.TABLES], frame[attend_int8.TABLE_STRIDE] = tables.ctypes.data, num_blocks
+    frame[attend_int8.LIMITS], frame[attend_int8.SLOTS] = limits.ctypes.data, slots.ctypes.data
+    frame[attend_int8.SCRATCH], frame[attend_int8.SCRATCH_BYTES] = scratch.ctypes.data, size
+    frame[attend_int8.HEADS_AT_ONCE] = heads
     program.run(num_tokens, threads)
     return out
 
@@ -128,6 +130,32 @@ def test_a_token_has_the_same_bits_in_any_chunks_and_company(window) -> None:
             size = len(qkv[start : start + chunk])
             parts.append(attend(pages, 9, rows, window=window, threads=2, heads=3)[size : 2 * size])
         assert np.array_equal(np.concatenate(parts).view(np.uint32), whole.view(np.uint32)), chunk
+
+
+@pytest.mark.skipif(not has_amx(), reason="the processor has no matrix unit for bytes")
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 1, 128), (1, 1, 64)])
+def test_the_matrix_unit_gives_the_bits_of_the_vectors(num_heads, num_kv_heads, head_dim, window, monkeypatch) -> None:
+    width = num_heads + 2 * num_kv_heads
+    qkv = np.random.default_rng(6).standard_normal((75, width, head_dim)).astype(np.float32)
+    by_tiles = attend(Pages(num_kv_heads, head_dim), num_heads, [(0, 0, qkv)], window=window)
+    monkeypatch.setattr(kernel, "has_amx", lambda: False)
+    by_pages = attend(Pages(num_kv_heads, head_dim), num_heads, [(0, 0, qkv)], window=window)
+    assert np.array_equal(by_tiles.view(np.uint32), by_pages.view(np.uint32))
+
+
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_the_sum_of_very_many_equal_values_does_not_overflow(head_dim) -> None:
+    num_keys = 69_984
+    pages = Pages(1, head_dim, num_blocks=num_keys // 16 + 1)
+    pages.table = lambda row, num_blocks: np.arange(num_blocks, dtype=np.int32)
+    qkv = np.zeros((num_keys, 2 + 2, head_dim), np.float32)
+    qkv[:, 3] = 1
+    for start in range(0, num_keys, 8_748):
+        # What the queries find does not matter yet: without a key in sight but their own they cost little.
+        attend(pages, 2, [(0, start, qkv[start : start + 8_748])], window=1)
+    found = attend(pages, 2, [(0, num_keys, qkv[:8])])
+    assert np.abs(found - 1).max() < 1e-5
 
 
 def test_a_key_that_is_no_number_spoils_only_who_sees_it() -> None:

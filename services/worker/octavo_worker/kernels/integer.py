@@ -258,12 +258,12 @@ def peak(builder: Any, vectors: list[Any]) -> Any:
     return builder.bitcast(call(builder, f"llvm.vector.reduce.umax.v{LANES}i32", _I32, [largest]), _F32)
 
 
-def scaling(builder: Any, largest: Any, most: float) -> tuple[Any, Any]:
+def scaling(builder: Any, largest: Any, most: Any) -> tuple[Any, Any]:
     """The scale that makes the largest size the integer ``most``, NaN for what is not finite; and its inverse."""
     is_zero = builder.fcmp_ordered("==", largest, ir.Constant(_F32, 0.0))
-    inverse = builder.fdiv(ir.Constant(_F32, most), builder.select(is_zero, ir.Constant(_F32, 1.0), largest))
+    inverse = builder.fdiv(most, builder.select(is_zero, ir.Constant(_F32, 1.0), largest))
     # infinity * 0 and NaN * 0 are NaN; everything else adds nothing
-    scale = builder.fdiv(largest, ir.Constant(_F32, most))
+    scale = builder.fdiv(largest, most)
     return builder.fadd(scale, builder.fmul(largest, ir.Constant(_F32, 0.0))), inverse
 
 
@@ -310,7 +310,7 @@ def quantize_group(typingctx: Any, values: Any, ints: Any, scale: Any, total: An
         pointer = _I8.as_pointer()
         values, ints, scale_at, total_at = (builder.inttoptr(args[i], pointer) for i in range(4))
         parts = [load(builder, values, 64 * i, _FLOATS) for i in range(2)]
-        scale, inverse = scaling(builder, peak(builder, parts), 127.0)
+        scale, inverse = scaling(builder, peak(builder, parts), ir.Constant(_F32, 127.0))
         counted = constant(_INTS, 0)
         for i, part in enumerate(parts):
             whole = rounded(builder, part, inverse)

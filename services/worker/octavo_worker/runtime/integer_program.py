@@ -12,6 +12,7 @@ from torch import Tensor
 
 from octavo_worker.attention.base import AttnBatch
 from octavo_worker.attention.tiles import cut_tiles, visible_lengths
+from octavo_worker.kernels import attend_int8
 from octavo_worker.kernels import attention_int8 as attention
 from octavo_worker.kernels.embedding import TOKENS, embedding_stage
 from octavo_worker.kernels.grouped_matmul import matmul_stage
@@ -142,23 +143,24 @@ class Forward:
         tables = np.ascontiguousarray(batch.tables_RB, dtype=np.int32)
         slots = np.ascontiguousarray(batch.slots_T, dtype=np.int64)
         heads = attention.heads_at_once(len(tiles), config.num_kv_heads, self._threads)
-        per_thread = heads * attention.scratch_bytes(int(limits.max()), config.head_dim)
-        if self._attention_scratch.size < per_thread * self._threads:
-            self._attention_scratch = np.zeros(2 * per_thread * self._threads, np.uint8)
+        per_thread = heads * attend_int8.scratch_bytes(int(limits.max()), config.head_dim)
+        if self._attention_scratch.size < per_thread * self._threads + 64:
+            self._attention_scratch = np.zeros(2 * per_thread * self._threads + 64, np.uint8)
         # The stages read them until the run ends.
         self._inputs = tokens_T, rotations, tiles, limits, tables, slots
         values = {
             TOKENS: tokens_T.ctypes.data,
             ROTATIONS: rotations.ctypes.data,
-            attention.TILES: tiles.ctypes.data,
-            attention.NUM_TILES: len(tiles),
-            attention.TABLES: tables.ctypes.data,
-            attention.TABLE_STRIDE: tables.shape[1],
-            attention.LIMITS: limits.ctypes.data,
-            attention.SLOTS: slots.ctypes.data,
-            attention.SCRATCH: self._attention_scratch.ctypes.data,
-            attention.SCRATCH_BYTES: per_thread,
-            attention.HEADS_AT_ONCE: heads,
+            attend_int8.TILES: tiles.ctypes.data,
+            attend_int8.NUM_TILES: len(tiles),
+            attend_int8.TABLES: tables.ctypes.data,
+            attend_int8.TABLE_STRIDE: tables.shape[1],
+            attend_int8.LIMITS: limits.ctypes.data,
+            attend_int8.SLOTS: slots.ctypes.data,
+            # Rows of a whole cache line each.
+            attend_int8.SCRATCH: -(-self._attention_scratch.ctypes.data // 64) * 64,
+            attend_int8.SCRATCH_BYTES: per_thread,
+            attend_int8.HEADS_AT_ONCE: heads,
         }
         for place, value in values.items():
             self.program.frame[place] = value
