@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from octavo_common.errors import InvalidArgument
-from octavo_worker.attention.base import AttentionBackend
+from octavo_worker.attention.base import Absent, AttentionBackend
+from octavo_worker.kernels import gpu
 from octavo_worker.runtime import build
 from octavo_worker.runtime.build import BuiltEngine, EngineConfig
 from octavo_worker.runtime.computing import BackendDeps
@@ -30,6 +31,8 @@ def _reference(deps: BackendDeps) -> AttentionBackend:
 
 
 def _triton_paged(deps: BackendDeps) -> AttentionBackend:
+    if reason := gpu.missing():
+        return Absent(name="triton_paged", reason=reason)
     from octavo_worker.attention.triton_paged import TritonAttention
 
     return TritonAttention(
@@ -37,6 +40,7 @@ def _triton_paged(deps: BackendDeps) -> AttentionBackend:
         num_kv_heads=deps.num_kv_heads,
         head_dim=deps.head_dim,
         block_size=deps.block_size,
+        dtype=deps.dtype,
     )
 
 

@@ -28,16 +28,21 @@ class WorkerSettings(CommonSettings):
     advertise_host: str = ""
     # 0 takes all cores that the process may use.
     num_threads: int = Field(default=0, ge=0)
-    # Memory for keys and values; touched only as it is used.
-    kv_bytes: int = Field(default=1 << 30, gt=0)
+    # Where the model is computed: auto takes cuda where torch finds a GPU that the kernels run on. Of several GPUs the
+    # first is taken that CUDA_VISIBLE_DEVICES leaves.
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Memory for keys and values. 0 takes 1 GiB of a CPU's, touched only as it is used; of a GPU's 85 % of what the
+    # weights leave.
+    kv_bytes: int = Field(default=0, ge=0)
     # Most rows of a step.
     max_sequences: int = Field(default=64, ge=1)
     # Most jobs that it takes at once, those that wait in the engine among them.
     max_jobs: int = Field(default=128, ge=1)
-    # Most tokens of a step; 0 takes 128 for each thread, at most 512: about a quarter of a second.
+    # Most tokens of a step; 0 takes 128 for each thread, at most 512: about a quarter of a second. On a GPU 2,048.
     max_batch_tokens: int = Field(default=0, ge=0)
-    # Prompt tokens of a step while anything decodes; requests that lost another worker are not held to it.
-    max_prompt_tokens_beside_decode: int = Field(default=64, ge=1)
+    # Prompt tokens of a step while anything decodes; requests that lost another worker are not held to it. 0 takes 64,
+    # on a GPU 512.
+    max_prompt_tokens_beside_decode: int = Field(default=0, ge=0)
     # What becomes of the keys and values of a sequence that makes room: computed again, or kept in host memory.
     preemption: Literal["recompute", "swap"] = "recompute"
     # Host memory for them; touched only as it is used. What does not fit is recomputed.
@@ -47,7 +52,9 @@ class WorkerSettings(CommonSettings):
     # v1 mixes chunks of prompts with decoding; v0 takes turns between whole prompts and decoding.
     engine_style: Literal["v1", "v0"] = "v1"
     attention_backend: str = "auto"
-    # auto, float32, w8a8 or w4a8; auto goes by rules, see docs/tokens.md.
+    # On a GPU: record decode steps as graphs and replay them. Only to find out whether a fault lies there.
+    records_decode: bool = True
+    # auto, float32, w8a8 or w4a8; on a GPU bfloat16, float16 or float32. auto goes by rules, see docs/tokens.md.
     precision: str = "auto"
     # Notifications are only hints: so often the table is read without one.
     poll_s: float = Field(default=1.0, gt=0)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from octavo_worker.engine.types import Limits
-from octavo_worker.runtime.build import default_batch_tokens
+from octavo_worker.runtime.devices import default_batch_tokens
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 8, 64])

@@ -14,7 +14,7 @@ from octavo_worker.kernels.triton.pages import KVFormat
 from octavo_worker.plugins import attention_backends
 from octavo_worker.runtime.computing import BackendDeps
 
-DEPS = BackendDeps(num_heads=9, num_kv_heads=3, head_dim=64, block_size=16, num_threads=1)
+DEPS = BackendDeps(num_heads=9, num_kv_heads=3, head_dim=64, block_size=16, dtype=torch.float32, num_threads=1)
 
 
 def make_need(device="cpu", dtype="float32"):
@@ -47,10 +47,11 @@ def test_the_worker_needs_no_triton():
     code = """
 import sys
 sys.modules["triton"] = None
+import torch
 from octavo_worker.plugins import attention_backends
 from octavo_worker.runtime.computing import BackendDeps
 from octavo_worker.attention.base import AttentionNeed
-deps = BackendDeps(num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, num_threads=1)
+deps = BackendDeps(num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float16, num_threads=1)
 need = AttentionNeed(device="cuda", dtype="float16", num_heads=4, num_kv_heads=2, head_dim=64, block_size=16)
 print(attention_backends(deps, "triton_paged")[0].reasons_against(need)[0])
 import octavo_worker.app

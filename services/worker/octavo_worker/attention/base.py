@@ -93,6 +93,11 @@ class AttentionBackend(Protocol):
         """Name in settings and messages."""
         ...
 
+    @property
+    def recordable(self) -> DecodeAttention | None:
+        """What records decode steps; None if they cannot be."""
+        ...
+
     def reasons_against(self, need: AttentionNeed) -> list[str]:
         """Every reason why it cannot serve this here; empty when it can."""
         ...
@@ -121,6 +126,66 @@ class AttentionBackend(Protocol):
         The two are one call because a backend may do them in one pass. `[T, N, H]`, valid until the next call.
         """
         ...
+
+
+class DecodePlan(Protocol):
+    """A plan of rows of one token each, whose tensors keep their addresses."""
+
+    def refill(self, batch: AttnBatch) -> None:
+        """Take a batch of at most as many rows, blocks and parts; what is left over becomes padding.
+
+        Padding sees no key and writes nothing.
+        """
+        ...
+
+
+class DecodeAttention(Protocol):
+    """What a backend must offer for decode steps to be recorded once and replayed."""
+
+    def num_parts(self, batch: AttnBatch) -> int | None:
+        """Parts of the longest context, which shape what is launched. None: such a batch cannot be recorded."""
+        ...
+
+    def padded_plan(self, *, num_rows: int, num_blocks: int, num_parts: int) -> DecodePlan:
+        """A plan of padding."""
+        ...
+
+    def attend(
+        self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: Any, layer: int, window: int | None = None
+    ) -> Tensor:
+        """As the backend's own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """A backend whose libraries are not there: it serves nothing, and says why."""
+
+    name: str
+    reason: str
+
+    @property
+    def recordable(self) -> DecodeAttention | None:
+        """Nothing."""
+        return None
+
+    def reasons_against(self, need: AttentionNeed) -> list[str]:
+        """Why it is not there."""
+        return [self.reason]
+
+    def kv_shape(self, spec: KVSpec) -> tuple[int, ...]:
+        """Never asked: it is not selected."""
+        raise NotImplementedError(self.reason)
+
+    def plan(self, batch: AttnBatch) -> AttnPlan:
+        """Never asked: it is not selected."""
+        raise NotImplementedError(self.reason)
+
+    def attend(
+        self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: Any, layer: int, window: int | None = None
+    ) -> Tensor:
+        """Never asked: it is not selected."""
+        raise NotImplementedError(self.reason)
 
 
 def kv_shape(spec: KVSpec) -> tuple[int, ...]:

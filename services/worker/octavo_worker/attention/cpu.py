@@ -64,6 +64,11 @@ class CpuAttention:
         self._scratch = np.empty(0, np.float32)
         self._out = torch.empty(0)
 
+    @property
+    def recordable(self) -> None:
+        """Nothing: its plans are made anew each step."""
+        return
+
     def reasons_against(self, need: AttentionNeed) -> list[str]:
         """What it lacks for this need."""
         return ([_MISSING] if _MISSING else []) + _CAPS.reasons_against(need)

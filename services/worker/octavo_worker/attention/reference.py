@@ -28,6 +28,11 @@ class ReferenceAttention:
     def __init__(self, *, block_size: int) -> None:
         self._block_size = block_size
 
+    @property
+    def recordable(self) -> None:
+        """Nothing: its plans are made anew each step."""
+        return
+
     def reasons_against(self, need: AttentionNeed) -> list[str]:
         """It serves everything."""
         return AttentionCaps(sliding_window=True).reasons_against(need)
@@ -60,9 +65,10 @@ class ReferenceAttention:
         window: int | None = None,
     ) -> Tensor:
         """Write the fed tokens' keys and values, then attend row by row."""
+        device = kv.device
         kv[plan.blocks_T, layer, 0, plan.offsets_T] = k_TGH
         kv[plan.blocks_T, layer, 1, plan.offsets_T] = v_TGH
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
+        out_TNH = torch.empty_like(q_TNH)
         for table, start, tokens in plan.rows:
             q_TNH_row = q_TNH[tokens]
             num_tokens, num_heads, head_dim = q_TNH_row.shape
@@ -71,10 +77,11 @@ class ReferenceAttention:
             repeats = num_heads // k_SGH.shape[1]
             k_SNH, v_SNH = (x.repeat_interleave(repeats, dim=1) for x in (k_SGH, v_SGH))
             scores_NTS = torch.einsum("tnh,snh->nts", q_TNH_row, k_SNH) / math.sqrt(head_dim)
-            position_T = torch.arange(start, num_keys)
-            hidden_TS = torch.arange(num_keys)[None, :] > position_T[:, None]
+            position_T = torch.arange(start, num_keys, device=device)
+            key_S = torch.arange(num_keys, device=device)
+            hidden_TS = key_S[None, :] > position_T[:, None]
             if window is not None:
-                hidden_TS |= torch.arange(num_keys)[None, :] <= position_T[:, None] - window
+                hidden_TS |= key_S[None, :] <= position_T[:, None] - window
             weights_NTS = scores_NTS.masked_fill(hidden_TS, -math.inf).softmax(dim=-1)
             out_TNH[tokens] = torch.einsum("nts,snh->tnh", weights_NTS, v_SNH)
         return out_TNH

@@ -1,4 +1,4 @@
-"""Attention on a GPU by Triton kernels over pages. Without a GPU it says why it cannot serve, and costs nothing.
+"""Attention on a GPU by Triton kernels over pages. Needs Triton; without a GPU it says why it cannot serve.
 
 Rows that feed one token go to the decode kernel, split over their context, and through `combine`; rows that feed more
 (prompts, chunks, trees of drafts) go to the extend kernel. So a row's result does not depend on the rows beside it.
@@ -10,34 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo_worker.attention.base import AttentionCaps, AttentionNeed, AttnBatch, KVSpec, kv_shape
+from octavo_worker.kernels import gpu
+from octavo_worker.kernels.triton.combine import combine
+from octavo_worker.kernels.triton.decode_attention import decode_attention, num_splits, serves
+from octavo_worker.kernels.triton.extend_attention import (
+    MAX_TREE_NODES,
+    ExtendPlan,
+    extend_attention,
+    max_queries,
+)
 from octavo_worker.kernels.triton.pages import KVFormat, PagedKV, region_bytes, view_pages
-
-if TYPE_CHECKING:
-    from octavo_worker.kernels.triton.extend_attention import ExtendPlan
-
-try:
-    from octavo_worker.kernels.triton import combine, decode_attention, extend_attention, write_kv
-    from octavo_worker.kernels.triton.launch import is_interpreted
-
-    _MISSING = ""
-except ImportError as error:  # triton is an extra of the worker
-    combine = decode_attention = extend_attention = write_kv = None
-
-    def is_interpreted() -> bool:
-        """Without Triton there is no interpreter."""
-        return False
-
-    _MISSING = f"triton cannot be imported ({error})"
+from octavo_worker.kernels.triton.write_kv import write_kv
 
 _DTYPES = frozenset({"float32", "float16", "bfloat16"})
 _MAX_HEAD_DIM = 256
+# A slot below 0: nothing is written.
+_NOWHERE = -1
 _NO_TREES: Sequence[tuple[int, ...]] = ()
 
 
@@ -52,24 +46,21 @@ class TritonPlan:
     num_parts: int
     extend: ExtendPlan | None
 
-    @property
-    def capturable(self) -> bool:
-        """Whether it holds nothing but rows of one token, so that a graph can hold it."""
-        return self.extend is None
+    def refill(self, batch: AttnBatch) -> None:
+        """Take over a batch of rows of one token, at most as many; rows beyond it become padding.
 
-    def copy_from(self, other: TritonPlan) -> None:
-        """Take over a plan of at most as many rows, blocks and parts; rows beyond it become padding.
-
-        Addresses stay, as a captured graph needs. Row i of both is fed token i, so the entries are equal already.
+        Addresses stay, as a recorded graph needs. Row i is fed token i, so the entries are right already.
         """
-        assert self.capturable, "only rows of one token are captured"
-        assert other.capturable, "only rows of one token are captured"
-        num_rows, num_blocks = other.tables_RB.shape
-        self.slots_T[:num_rows].copy_(other.slots_T)
-        self.slots_T[num_rows:].fill_(-1)
-        self.limits_T[:num_rows].copy_(other.limits_T)
-        self.limits_T[num_rows:].fill_(0)
-        self.tables_RB[:num_rows, :num_blocks].copy_(other.tables_RB)
+        assert self.extend is None, "only rows of one token are recorded"
+        num_rows, num_blocks = batch.tables_RB.shape
+        slots_T = np.full(self.slots_T.shape[0], _NOWHERE, np.int64)
+        slots_T[:num_rows] = batch.slots_T
+        limits_T = np.zeros(self.limits_T.shape[0], np.int32)
+        limits_T[:num_rows] = batch.starts_R + 1
+        self.slots_T.copy_(torch.from_numpy(slots_T))
+        self.limits_T.copy_(torch.from_numpy(limits_T))
+        tables_RB = np.ascontiguousarray(batch.tables_RB, dtype=np.int32)
+        self.tables_RB[:num_rows, :num_blocks].copy_(torch.from_numpy(tables_RB))
 
 
 class TritonAttention:
@@ -94,20 +85,23 @@ class TritonAttention:
         self._block_size = block_size
         self._dtype = dtype
         self._format = kv_format
-        self._device = torch.device("cpu" if is_interpreted() else "cuda")
+        self._device = gpu.torch_device()
         self._pages: tuple[int, PagedKV] | None = None
+
+    @property
+    def recordable(self) -> TritonAttention:
+        """Itself: what a decode step launches depends on the numbers of rows and parts alone."""
+        return self
 
     def reasons_against(self, need: AttentionNeed) -> list[str]:
         """What it or this machine lacks for this need."""
-        reasons = [_MISSING] if _MISSING else []
-        device = "cpu" if is_interpreted() else "cuda"
-        caps = AttentionCaps(devices=frozenset({device}), dtypes=_DTYPES, sliding_window=True)
-        reasons += caps.reasons_against(need)
+        caps = AttentionCaps(devices=frozenset({"cuda"}), dtypes=_DTYPES, sliding_window=True)
+        reasons = caps.reasons_against(need)
         if need.head_dim > _MAX_HEAD_DIM:
             reasons.append(f"head dim {need.head_dim} is above {_MAX_HEAD_DIM}")
         if need.num_heads % need.num_kv_heads:
             reasons.append(f"{need.num_heads} query heads do not share {need.num_kv_heads} key-value heads")
-        return reasons + ([] if is_interpreted() else self._reasons_against_machine())
+        return reasons + gpu.reasons_against(max(self._format.min_capability, gpu.LEAST_CAPABILITY))
 
     def kv_shape(self, spec: KVSpec) -> tuple[int, ...]:
         """Shape of the pool; of bytes, a region a block, for formats with codes of a byte."""
@@ -132,7 +126,6 @@ class TritonAttention:
         `trees` has one entry a row, if given: the parents of the nodes that end the row's fed tokens, -1 for those that
         hang on the last token before them.
         """
-        assert decode_attention is not None
         counts_R, starts_R = batch.num_tokens_R.astype(np.int64), batch.starts_R.astype(np.int64)
         first_R = np.cumsum(counts_R) - counts_R
         within_T = np.arange(int(counts_R.sum())) - np.repeat(first_R, counts_R)
@@ -147,15 +140,21 @@ class TritonAttention:
             limits_T=self._put(limits_T) if extend is None else extend.limits_T,
             tables_RB=tables_RB,
             entries_D2=self._put(entries_D2),
-            num_parts=decode_attention.num_splits(longest),
+            num_parts=num_splits(longest),
             extend=extend,
         )
+
+    def num_parts(self, batch: AttnBatch) -> int | None:
+        """Parts of the longest context, for rows of one token each that the decode kernel takes; else None."""
+        if not self._decodes_apart() or (batch.num_tokens_R != 1).any():
+            return None
+        return num_splits(int(batch.starts_R.max()) + 1)
 
     def padded_plan(self, *, num_rows: int, num_blocks: int, num_parts: int) -> TritonPlan:
         """A plan of decode rows that see nothing and write nothing, for a graph that others are copied into."""
         numbers = torch.arange(num_rows, dtype=torch.int32, device=self._device)
         return TritonPlan(
-            slots_T=torch.full((num_rows,), -1, dtype=torch.int64, device=self._device),
+            slots_T=torch.full((num_rows,), _NOWHERE, dtype=torch.int64, device=self._device),
             limits_T=torch.zeros(num_rows, dtype=torch.int32, device=self._device),
             tables_RB=torch.zeros(num_rows, num_blocks, dtype=torch.int32, device=self._device),
             entries_D2=torch.stack((numbers, numbers), dim=1),
@@ -174,13 +173,11 @@ class TritonAttention:
         window: int | None = None,
     ) -> Tensor:
         """Write keys and values, then attend; a new tensor."""
-        assert write_kv is not None
-        assert extend_attention is not None
         pages = self._view(kv)
-        write_kv.write_kv(k_TGH, v_TGH, plan.slots_T, pages, layer)
+        write_kv(k_TGH, v_TGH, plan.slots_T, pages, layer)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
         if plan.extend is not None:
-            extend_attention.extend_attention(q_TNH, pages, layer, plan.extend, out_TNH, window=window)
+            extend_attention(q_TNH, pages, layer, plan.extend, out_TNH, window=window)
         if plan.entries_D2.shape[0]:
             self._decode(q_TNH, pages, plan, layer, out_TNH, window)
         return out_TNH
@@ -188,14 +185,12 @@ class TritonAttention:
     def _decode(
         self, q_TNH: Tensor, pages: PagedKV, plan: TritonPlan, layer: int, out_TNH: Tensor, window: int | None
     ) -> None:
-        assert decode_attention is not None
-        assert combine is not None
         num_rows, num_parts = plan.entries_D2.shape[0], plan.num_parts
         shape = (num_rows, self._num_heads, num_parts)
         # Taken anew each time: a captured graph keeps its own.
         lse_DNC = torch.empty(shape, device=q_TNH.device)
         parts_DNCH = torch.empty((*shape, self._head_dim), device=q_TNH.device)
-        decode_attention.decode_attention(
+        decode_attention(
             q_TNH,
             pages,
             layer,
@@ -206,7 +201,7 @@ class TritonAttention:
             lse_DNC=lse_DNC,
             window=window,
         )
-        combine.combine(
+        combine(
             parts_DNCH,
             lse_DNC,
             entries_D2=plan.entries_D2,
@@ -224,14 +219,13 @@ class TritonAttention:
         trees: Sequence[tuple[int, ...]],
         tables_RB: Tensor,
     ) -> ExtendPlan | None:
-        assert extend_attention is not None
         rows = np.flatnonzero(counts_R > (1 if self._decodes_apart() else 0))
         if not len(rows):
             return None
         masks = _tree_masks(counts_R, starts_R, first_R, limits_T, trees) if any(trees) else None
         group = self._num_heads // self._num_kv_heads
         pairs = counts_R[rows] * group
-        queries = extend_attention.max_queries(self._head_dim, self._dtype, int(pairs.max()))
+        queries = max_queries(self._head_dim, self._dtype, int(pairs.max()))
         num_tiles = -(-pairs // queries)
         of = np.repeat(rows, num_tiles)
         first_pair = (np.arange(len(of)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * queries
@@ -241,7 +235,7 @@ class TritonAttention:
         # The longest first: what begins last should end soon.
         order = np.argsort(-ends, kind="stable")
         tiles_J5 = np.stack([of, first_R[of], first_pair, num_pairs, ends], axis=1)[order].astype(np.int32)
-        return extend_attention.ExtendPlan(
+        return ExtendPlan(
             tiles_J5=self._put(tiles_J5),
             tables_RB=tables_RB,
             limits_T=self._put(limits_T),
@@ -253,8 +247,7 @@ class TritonAttention:
 
     def _decodes_apart(self) -> bool:
         """Whether rows of one token have a kernel of their own: not if a group of heads is too large for its tile."""
-        assert decode_attention is not None
-        return decode_attention.serves(self._num_heads // self._num_kv_heads, self._head_dim, self._dtype)
+        return serves(self._num_heads // self._num_kv_heads, self._head_dim, self._dtype)
 
     def _view(self, kv: Tensor) -> PagedKV:
         """Views into the pool, made once a pool."""
@@ -275,16 +268,6 @@ class TritonAttention:
     def _put(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
-    def _reasons_against_machine(self) -> list[str]:
-        if not torch.cuda.is_available():
-            build = "this build of torch has no CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
-            return [f"no GPU: {build}"]
-        capability = torch.cuda.get_device_capability()
-        least = self._format.min_capability
-        if capability < least:
-            return [f"{self._format} needs compute capability {least}, the GPU has {capability}"]
-        return []
-
 
 def _tree_masks(
     counts_R: np.ndarray,
@@ -294,13 +277,12 @@ def _tree_masks(
     trees: Sequence[tuple[int, ...]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(bits, depths, first slots) of the rows' trees; sets the limits of their nodes."""
-    assert extend_attention is not None
     bits_T = np.zeros(len(limits_T), np.int64)
     depths_T = np.zeros(len(limits_T), np.int32)
     tree_firsts_R = (starts_R + counts_R).astype(np.int32)
     for row, parents in enumerate(trees):
-        if len(parents) > extend_attention.MAX_TREE_NODES:
-            raise ValueError(f"a tree has {len(parents)} nodes, {extend_attention.MAX_TREE_NODES} are the most")
+        if len(parents) > MAX_TREE_NODES:
+            raise ValueError(f"a tree has {len(parents)} nodes, {MAX_TREE_NODES} are the most")
         tree_firsts_R[row] -= len(parents)
         base = int(first_R[row] + counts_R[row]) - len(parents)
         for node, parent in enumerate(parents):

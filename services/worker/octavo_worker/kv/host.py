@@ -13,9 +13,11 @@ def map_slots(pool: Tensor, num_slots: int) -> Tensor:
     """``[num_slots, ...]``: room for so many blocks of a pool, in memory of its own.
 
     Mapped, not allocated: it takes no real memory before a slot is written, and it is one range, so a block is moved
-    by one copy. With a pool on a device it would have to be pinned, for copies that overlap with computing.
+    by one copy. For a pool on a GPU it is pinned, so that the GPU moves it by itself; then all is taken at once.
     """
     shape = (num_slots, *pool.shape[1:])
+    if pool.is_cuda:
+        return torch.empty(shape, dtype=pool.dtype, pin_memory=True)
     if num_slots == 0:
         return torch.empty(shape, dtype=pool.dtype)
     region = mmap.mmap(-1, math.prod(shape) * pool.dtype.itemsize)

@@ -121,8 +121,10 @@ class LoadedModel:
     """A model with what serves it."""
 
     model: Any
-    """A Model for float32; IntegerWeights for precisions that compute in integers."""
+    """A Model for floats; IntegerWeights for precisions that compute in integers."""
     precision: str = "float32"
+    device: str = "cpu"
+    """Where it is computed: ``cpu`` or ``cuda``."""
     config: ModelConfig
     bundle: TokenizerBundle
     digest: str

@@ -88,9 +88,11 @@ def interleave(weight: Tensor, num_heads: int, head_dim: int, rotated: int) -> T
 class Rope:
     """Angles of rotary positions; one table a step serves all layers."""
 
-    def __init__(self, config: RopeConfig) -> None:
+    def __init__(self, config: RopeConfig, device: torch.device | None = None) -> None:
+        """Tables are made on the device, None is the CPU; positions must lie there."""
         self._config = config
-        self._frequencies_P, self._amplitude = _frequencies(config)
+        frequencies_P, self._amplitude = _frequencies(config)
+        self._frequencies_P = frequencies_P.to(device)
         self._num_pairs = config.dim // 2
 
     def table(self, positions_T: Tensor, prompt_lengths_T: Tensor | None) -> Tensor:
@@ -123,7 +125,7 @@ class Rope:
         factor, dim = _number(self._config.scaling, "factor"), self._config.dim
         growth_T = (factor * lengths_T / original) - (factor - 1)
         base_T = self._config.theta * growth_T ** (dim / (dim - 2))
-        exponents_P = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+        exponents_P = torch.arange(0, dim, 2, dtype=torch.float32, device=positions_T.device) / dim
         return 1.0 / (base_T.to(torch.float32).unsqueeze(1) ** exponents_P)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from octavo_common.models.digest import files_digest
 from octavo_common.text.bundle import TokenizerBundle
+from octavo_worker.kernels import gpu
 from octavo_worker.kernels.integer import has_vnni
 from octavo_worker.models.base import InvalidModel, LoadedModel, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint
@@ -19,20 +21,24 @@ from octavo_worker.models.gguf import read_gguf
 from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, quantization
 from octavo_worker.models.gguf_config import gguf_config
 from octavo_worker.models.gguf_tokenizer import gguf_bundle
+from octavo_worker.models.gpu_precision import choose_gpu_precision
 from octavo_worker.models.integer_weights import IntegerWeights, read_weights
-from octavo_worker.models.precision import FLOAT32, W4A8, W8A8, choose_precision
+from octavo_worker.models.precision import FLOAT32, PRECISIONS, W4A8, W8A8, choose_precision
 from octavo_worker.models.weights import SafetensorsCheckpoint, weight_files
 
+CPU, CUDA = "cpu", "cuda"
 
-def load_model(path: str | Path, *, precision: str = FLOAT32, name: str = "") -> LoadedModel:
+
+def load_model(path: str | Path, *, precision: str = FLOAT32, name: str = "", device: str = CPU) -> LoadedModel:
     """Load a GGUF file, or a directory with config.json and safetensors, or with one GGUF file.
 
     Raises InvalidModel or UnsupportedTokenizer (errors that name the file and the tensor) when the files are not sound;
-    InvalidArgument or FailedPrecondition for a precision that we, or this model, do not compute in.
+    InvalidArgument or FailedPrecondition for a precision that we, or this model, do not compute in. ``device`` is cpu,
+    or cuda where `kernels.gpu` has no reasons against it.
     """
     source = find_model(Path(path))
     load = _load_gguf if source.is_file() else _load_directory
-    return load(source, name, precision)
+    return load(source, name, precision, device)
 
 
 # What holds the weights of each precision.
@@ -58,18 +64,19 @@ def find_model(path: Path) -> Path:
     raise InvalidModel(f"{path} has {what}", hint="give a GGUF file, or a directory with config.json and safetensors")
 
 
-def _load_gguf(path: Path, name: str, precision: str) -> LoadedModel:
+def _load_gguf(path: Path, name: str, precision: str, device: str) -> LoadedModel:
     file = read_gguf(path)
     config = gguf_config(file)
     kind = quantization(file)
-    precision = choose_precision(precision, config, quantization=kind, has_vnni=has_vnni())
+    precision = _choose(precision, config, kind, device)
     bundle = gguf_bundle(file)
     _check_vocabulary(bundle, config, str(path))
     with GgufCheckpoint(file, config) as checkpoint:
-        model = _READERS[precision](config, checkpoint)
+        model, config = _read(config, checkpoint, precision, device)
     return LoadedModel(
         model=model,
         precision=precision,
+        device=device,
         config=config,
         bundle=bundle,
         digest=files_digest([path]),
@@ -81,16 +88,17 @@ def _load_gguf(path: Path, name: str, precision: str) -> LoadedModel:
     )
 
 
-def _load_directory(directory: Path, name: str, precision: str) -> LoadedModel:
+def _load_directory(directory: Path, name: str, precision: str, device: str) -> LoadedModel:
     config = read_config(directory)
-    precision = choose_precision(precision, config, quantization="", has_vnni=has_vnni())
+    precision = _choose(precision, config, "", device)
     bundle = TokenizerBundle.from_directory(directory)
     _check_vocabulary(bundle, config, str(directory))
     with SafetensorsCheckpoint(directory) as checkpoint:
-        model = _READERS[precision](config, checkpoint)
+        model, config = _read(config, checkpoint, precision, device)
     return LoadedModel(
         model=model,
         precision=precision,
+        device=device,
         config=config,
         bundle=bundle,
         # The configuration too: the same weights with another base of their angles are another model.
@@ -100,6 +108,23 @@ def _load_directory(directory: Path, name: str, precision: str) -> LoadedModel:
         weight_bytes=model.num_bytes,
         source="safetensors",
     )
+
+
+def _choose(asked: str, config: ModelConfig, kind: str, device: str) -> str:
+    if device == CUDA:
+        return choose_gpu_precision(asked, others=PRECISIONS)
+    return choose_precision(asked, config, quantization=kind, has_vnni=has_vnni())
+
+
+def _read(config: ModelConfig, checkpoint: Checkpoint, precision: str, device: str) -> tuple[Any, ModelConfig]:
+    """The model, and its configuration with the dtype that it computes in."""
+    if device == CUDA:
+        # Needs Triton.
+        from octavo_worker.models.triton_decoder import TritonDecoder
+
+        config = replace(config, dtype=precision)
+        return TritonDecoder(config, checkpoint, gpu.torch_device()), config
+    return _READERS[precision](config, checkpoint), config
 
 
 def _check_vocabulary(bundle: TokenizerBundle, config: ModelConfig, where: str) -> None:

@@ -22,6 +22,12 @@ from octavo_worker.kv.local import LocalTransfer
 from octavo_worker.models.base import LoadedModel
 from octavo_worker.models.registry import load_model
 from octavo_worker.runtime.computing import BLOCK_SIZE, BackendFactory, Resources, compute, num_blocks_of_longest
+from octavo_worker.runtime.devices import (
+    CPU,
+    choose_device,
+    default_batch_tokens,
+    default_prompt_tokens_beside_decode,
+)
 from octavo_worker.runtime.executor import TorchExecutor
 from octavo_worker.runtime.inputs import InputBuilder
 from octavo_worker.runtime.pages import collapse_resident_memory
@@ -31,8 +37,6 @@ from octavo_worker.verify.grammars import GrammarStore
 
 log = structlog.get_logger(__name__)
 
-TOKENS_PER_THREAD, MAX_BATCH_TOKENS = 128, 512
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -41,17 +45,21 @@ class EngineConfig:
     model_path: Path
     # Name under which the model is served; empty takes the file's own.
     model_name: str = ""
-    # auto is chosen by rule: see models/precision.
+    # auto, cpu or cuda; auto takes a GPU where there is one.
+    device: str = "cpu"
+    # auto is chosen by rule: see models/precision and models/gpu_precision.
     precision: str = "auto"
-    kv_bytes: int = 1 << 30
+    # None takes what the device has, see runtime/devices.
+    kv_bytes: int | None = None
     # None takes what torch finds.
     num_threads: int | None = None
     # auto takes the first backend that can serve the model.
     attention_backend: str = "auto"
-    # None: what the threads compute in a quarter of a second, see `default_batch_tokens`.
+    # None: what the device computes in a fraction of a second, see `default_batch_tokens`.
     max_batch_tokens: int | None = None
     max_sequences: int = 64
-    max_prompt_tokens_beside_decode: int = 64
+    # None goes by the device.
+    max_prompt_tokens_beside_decode: int | None = None
     max_chunk_tokens: int | None = None
     # recompute or swap; with the latter so much host memory takes the blocks of sequences that make room.
     preemption: str = "recompute"
@@ -59,6 +67,8 @@ class EngineConfig:
     # A key of QUEUES, and one of STYLES.
     queue: str = "priority"
     engine_style: str = "v1"
+    # On a GPU: record decode steps and replay them.
+    records_decode: bool = True
     # Debug: blocks hold NaN until they are written.
     poison_fresh_blocks: bool = False
 
@@ -81,8 +91,10 @@ def build_engine(config: EngineConfig, backends: BackendFactory) -> BuiltEngine:
     """Load the model and build the engine. Raises typed errors: bad files, no backend, a pool too small."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    loaded = load_model(config.model_path, precision=config.precision, name=config.model_name)
-    log.info("engine.huge_pages", num_bytes=collapse_resident_memory())
+    device = choose_device(config.device)
+    loaded = load_model(config.model_path, precision=config.precision, name=config.model_name, device=device)
+    if device == CPU:
+        log.info("engine.huge_pages", num_bytes=collapse_resident_memory())
     return assemble(config, loaded, backends)
 
 
@@ -95,6 +107,8 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         Resources(
             kv_bytes=config.kv_bytes,
             num_threads=num_threads,
+            max_sequences=config.max_sequences,
+            records_decode=config.records_decode,
             attention_backend=config.attention_backend,
             backends=backends,
             poison=config.poison_fresh_blocks,
@@ -111,13 +125,15 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         ),
         runner=computing.runner,
         verifier=Coupled(),
-        kv=LocalTransfer(pool, map_slots(pool, num_host_slots)),
+        kv=LocalTransfer(pool, map_slots(pool, num_host_slots), computing.copy),
         poison_fresh_blocks=config.poison_fresh_blocks,
     )
     limits = Limits(
-        max_batch_tokens=config.max_batch_tokens or default_batch_tokens(num_threads, config.max_sequences),
+        max_batch_tokens=config.max_batch_tokens
+        or default_batch_tokens(num_threads, config.max_sequences, loaded.device),
         max_sequences=config.max_sequences,
-        max_prompt_tokens_beside_decode=config.max_prompt_tokens_beside_decode,
+        max_prompt_tokens_beside_decode=config.max_prompt_tokens_beside_decode
+        or default_prompt_tokens_beside_decode(loaded.device),
         max_chunk_tokens=config.max_chunk_tokens,
         max_sequence_tokens=min(model.context_length, num_blocks * BLOCK_SIZE - executor.lookahead),
     )
@@ -158,12 +174,3 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         attention_backend=computing.attention_backend,
         grammars=grammars,
     )
-
-
-def default_batch_tokens(num_threads: int, max_sequences: int) -> int:
-    """Most tokens of a step: what so many threads compute in about a quarter of a second with a small model.
-
-    A step cannot be interrupted: whoever comes, or cancels a long prompt, waits for its end. Larger steps compute
-    hardly more tokens a second.
-    """
-    return max(min(TOKENS_PER_THREAD * num_threads, MAX_BATCH_TOKENS), max_sequences)

@@ -1,6 +1,7 @@
-"""How a loaded model is computed: its runner and the memory of its keys and values, by precision.
+"""How a loaded model is computed: its runner and the memory of its keys and values, by device and precision.
 
-The only place that knows what a precision needs beside its weights. Knows no scheduler.
+The only place that knows what a precision needs beside its weights; `gpu_computing` is its half for GPUs. Knows no
+scheduler.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from octavo_common.errors import FailedPrecondition
 from octavo_worker.attention.base import AttentionBackend, AttentionNeed, KVSpec, select
+from octavo_worker.kv.local import Copy, copy_in_order
 from octavo_worker.models.base import LoadedModel, ModelConfig
 from octavo_worker.models.precision import FLOAT32, W4A8, W8A8
+from octavo_worker.runtime.devices import CPU, CUDA, default_kv_bytes
 from octavo_worker.runtime.inputs import ForwardInputs
 from octavo_worker.runtime.memory import allocate_pool, block_bytes
 from octavo_worker.runtime.runner import ModelRunner
@@ -47,6 +50,8 @@ class BackendDeps:
     num_kv_heads: int
     head_dim: int
     block_size: int
+    # Of queries, and of keys and values where they lie as plain floats.
+    dtype: torch.dtype
     num_threads: int
 
 
@@ -58,8 +63,13 @@ BackendFactory = Callable[[BackendDeps, str], Sequence[AttentionBackend]]
 class Resources:
     """What a computation may take."""
 
-    kv_bytes: int
+    # None takes what the device has by rule.
+    kv_bytes: int | None
     num_threads: int
+    # Most rows of a step.
+    max_sequences: int
+    # Whether decode steps are recorded and replayed where the device can.
+    records_decode: bool
     attention_backend: str
     backends: BackendFactory
     # Debug: blocks hold NaN until they are written.
@@ -73,6 +83,8 @@ class Computing:
     runner: Runner
     # Blocks along the first dimension; a block is one contiguous region.
     pool: Tensor
+    # Copies blocks of the pool.
+    copy: Copy = copy_in_order
     attention_backend: str
     # What tokens depend on beside model and request.
     numerics_id: str
@@ -87,6 +99,11 @@ class Computing:
 
 def compute(loaded: LoadedModel, resources: Resources) -> Computing:
     """Make the runner of a loaded model. Raises typed errors: no attention backend, memory for no block."""
+    if loaded.device == CUDA:
+        # Needs Triton.
+        from octavo_worker.runtime.gpu_computing import compute_on_gpu
+
+        return compute_on_gpu(loaded, resources)
     return _COMPUTING[loaded.precision](loaded, resources)
 
 
@@ -94,15 +111,32 @@ def _in_floats(loaded: LoadedModel, resources: Resources) -> Computing:
     """Torch's float32 products, attention by a backend: equal up to rounding in any company."""
     model = loaded.config
     dtype: torch.dtype = getattr(torch, model.dtype)
+    attention, shape = select_attention(model, resources, CPU)
+    num_blocks = num_blocks_of(_kv_bytes(resources), model, dtype)
+    pool = allocate_pool(shape(num_blocks), dtype, poison=resources.poison)
+    return Computing(
+        runner=ModelRunner(model=loaded.model, attention=attention, kv=pool),
+        pool=pool,
+        attention_backend=attention.name,
+        numerics_id=f"{model.dtype}/{attention.name}-torch-{torch_version()}/{_isa()}/t{resources.num_threads}",
+        exact=False,
+    )
+
+
+def select_attention(
+    model: ModelConfig, resources: Resources, device: str
+) -> tuple[AttentionBackend, Callable[[int], tuple[int, ...]]]:
+    """The backend, and the shape of its pool for a number of blocks. Raises NoAttentionBackend."""
     deps = BackendDeps(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=BLOCK_SIZE,
+        dtype=getattr(torch, model.dtype),
         num_threads=resources.num_threads,
     )
     need = AttentionNeed(
-        device="cpu",
+        device=device,
         dtype=model.dtype,
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
@@ -111,28 +145,19 @@ def _in_floats(loaded: LoadedModel, resources: Resources) -> Computing:
         sliding_window=bool(model.windows),
     )
     attention = select(resources.backends(deps, resources.attention_backend), need)
-    one_block = block_bytes(
-        num_layers=model.num_layers,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-    )
-    spec = KVSpec(
-        num_blocks=_num_blocks(resources.kv_bytes, one_block),
-        num_layers=model.num_layers,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-    )
-    pool = allocate_pool(attention.kv_shape(spec), dtype, poison=resources.poison)
-    return Computing(
-        runner=ModelRunner(model=loaded.model, attention=attention, kv=pool),
-        pool=pool,
-        attention_backend=attention.name,
-        numerics_id=f"{model.dtype}/{attention.name}-torch-{_torch_version()}/{_isa()}/t{resources.num_threads}",
-        exact=False,
-    )
+
+    def shape(num_blocks: int) -> tuple[int, ...]:
+        return attention.kv_shape(
+            KVSpec(
+                num_blocks=num_blocks,
+                num_layers=model.num_layers,
+                block_size=BLOCK_SIZE,
+                num_kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+            )
+        )
+
+    return attention, shape
 
 
 def _in_integers(loaded: LoadedModel, resources: Resources) -> Computing:
@@ -142,14 +167,14 @@ def _in_integers(loaded: LoadedModel, resources: Resources) -> Computing:
     from octavo_worker.runtime.integer_runner import IntegerRunner
 
     model = loaded.config
-    num_blocks = _num_blocks(resources.kv_bytes, pool_shape(model, 1)[1])
+    num_blocks = _num_blocks(_kv_bytes(resources), pool_shape(model, 1)[1])
     pool = allocate_pool(pool_shape(model, num_blocks), torch.uint8, poison=resources.poison)
     return Computing(
         runner=IntegerRunner(config=model, weights=loaded.model, kv=pool, num_threads=resources.num_threads),
         pool=pool,
         attention_backend="int8",
         # Threads do not matter; torch makes the angles, and the order within a norm's sum is the processor's.
-        numerics_id=f"{loaded.precision}-kv8/groups-torch-{_torch_version()}/{_isa()}",
+        numerics_id=f"{loaded.precision}-kv8-p16/groups-torch-{torch_version()}/{_isa()}",
         exact=True,
     )
 
@@ -166,16 +191,33 @@ def num_blocks_of_longest(model: ModelConfig, num_blocks: int) -> int:
     return min(-(-model.context_length // BLOCK_SIZE), num_blocks)
 
 
+def num_blocks_of(kv_bytes: int, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Blocks of plain floats that so many bytes hold. Raises FailedPrecondition if none."""
+    one_block = block_bytes(
+        num_layers=model.num_layers,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+    )
+    return _num_blocks(kv_bytes, one_block)
+
+
+def torch_version() -> str:
+    """Major and minor."""
+    return ".".join(torch.__version__.split("+")[0].split(".")[:2])
+
+
+def _kv_bytes(resources: Resources) -> int:
+    return default_kv_bytes(torch.device(CPU)) if resources.kv_bytes is None else resources.kv_bytes
+
+
 def _num_blocks(kv_bytes: int, one_block: int) -> int:
     if kv_bytes < one_block:
         raise FailedPrecondition(
             f"{kv_bytes} bytes hold no block of keys and values", hint="raise OCTAVO_WORKER_KV_BYTES"
         )
     return kv_bytes // one_block
-
-
-def _torch_version() -> str:
-    return ".".join(torch.__version__.split("+")[0].split(".")[:2])
 
 
 def _isa() -> str:

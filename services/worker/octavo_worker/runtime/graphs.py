@@ -12,53 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from octavo_worker.attention.base import AttnBatch
+from octavo_worker.attention.base import DecodeAttention, DecodePlan
 from octavo_worker.models.base import Model
 from octavo_worker.runtime.computing import Runner
 from octavo_worker.runtime.inputs import ForwardInputs
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-
-
-class DecodePlan(Protocol):
-    """What a backend made of a batch, as far as recording needs it."""
-
-    @property
-    def num_parts(self) -> int:
-        """Parts of the longest context: they shape the grid."""
-        ...
-
-    @property
-    def capturable(self) -> bool:
-        """Whether it holds nothing but rows of one token."""
-        ...
-
-    def copy_from(self, other: Any) -> None:
-        """Take over a plan of at most as many rows, blocks and parts; rows beyond it become padding."""
-        ...
-
-
-class DecodeAttention(Protocol):
-    """An attention backend whose decode steps can be recorded."""
-
-    def plan(self, batch: AttnBatch) -> DecodePlan:
-        """What a step needs."""
-        ...
-
-    def padded_plan(self, *, num_rows: int, num_blocks: int, num_parts: int) -> DecodePlan:
-        """A plan of padding, whose tensors keep their addresses."""
-        ...
-
-    def attend(
-        self, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, kv: Tensor, plan: Any, layer: int, window: int | None = None
-    ) -> Tensor:
-        """Write keys and values, then attend."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +96,10 @@ class GraphRunner:
         max_blocks: int,
         buckets: Sequence[int] = BUCKETS,
     ) -> None:
-        """`max_blocks` is the longest block table; recordings are made when a bucket is first needed."""
+        """`attention` is what the runner's backend offers for recording; `max_blocks` is the longest block table.
+
+        Recordings are made when a bucket is first needed.
+        """
         self._model = model
         self._attention = attention
         self._kv = kv
@@ -149,18 +116,17 @@ class GraphRunner:
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Hidden states ``[T, D]``, valid until the next call; writes the tokens' keys and values into the pool."""
-        num_rows = len(inputs.attention.num_tokens_R)
+        batch = inputs.attention
+        num_rows = len(batch.num_tokens_R)
         bucket = next((b for b in self._buckets if b >= num_rows), None)
-        if bucket is None or (inputs.attention.num_tokens_R != 1).any():
+        num_parts = self._attention.num_parts(batch)
+        if bucket is None or num_parts is None:
             return self._runner.forward(inputs)
-        plan = self._attention.plan(inputs.attention)
-        if not plan.capturable:
-            return self._runner.forward(inputs)
-        num_parts = 1 << max(plan.num_parts - 1, 0).bit_length()
+        num_parts = 1 << (num_parts - 1).bit_length()
         graph = self._graphs.get((bucket, num_parts))
         if graph is None:
             graph = self._graphs[bucket, num_parts] = self._record(bucket, num_parts)
-        graph.plan.copy_from(plan)
+        graph.plan.refill(batch)
         graph.tokens_T[:num_rows].copy_(inputs.tokens_T)
         graph.positions_T[:num_rows].copy_(inputs.positions_T)
         graph.prompt_lengths_T[:num_rows].copy_(inputs.prompt_lengths_T)

@@ -34,3 +34,15 @@ def allocate_pool(shape: tuple[int, ...], dtype: torch.dtype, *, poison: bool = 
         # All bits set: NaN as a float of any width.
         memory[first : first + num_bytes] = 255
     return pool
+
+
+def allocate_device_pool(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, poison: bool = False
+) -> Tensor:
+    """Zeroed memory of a device, all of it at once; `poison` as above."""
+    if device.type == "cpu":
+        return allocate_pool(shape, dtype, poison=poison)
+    pool = torch.zeros(shape, dtype=dtype, device=device)
+    if poison:
+        pool.view(torch.uint8).fill_(255)
+    return pool

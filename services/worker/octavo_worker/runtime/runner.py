@@ -1,6 +1,7 @@
 """One forward pass over a step's tokens: the model, attention over the pool, and logits where they are wanted.
 
-Only what is common to every model belongs here. T fed tokens, S wanted positions, D hidden, V vocabulary.
+Everything is computed where the pool lies; inputs are brought there. Only what is common to every model belongs here.
+T fed tokens, S wanted positions, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,20 +32,23 @@ class ModelRunner:
         """Hidden states ``[T, D]``; writes the tokens' keys and values into the pool."""
         plan = self._attention.plan(inputs.attention)
         window = self._model.config.window
-        lengths_T = inputs.prompt_lengths_T if self._model.config.needs_prompt_lengths else None
+        device = self._kv.device
+        tokens_T, positions_T = inputs.tokens_T.to(device), inputs.positions_T.to(device)
+        lengths_T = inputs.prompt_lengths_T.to(device) if self._model.config.needs_prompt_lengths else None
 
         def attend(layer: int, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor) -> Tensor:
             return self._attention.attend(q_TNH, k_TGH, v_TGH, self._kv, plan, layer, window(layer))
 
         with torch.inference_mode():
-            return self._model.forward(inputs.tokens_T, inputs.positions_T, attend, prompt_lengths_T=lengths_T)
+            return self._model.forward(tokens_T, positions_T, attend, prompt_lengths_T=lengths_T)
 
     def logits(self, hidden_TD: Tensor, counts_R: list[int], wanted_S: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Logits of the wanted positions as (rows, ``[S, V]``), in slices of bounded bytes that cut no row apart."""
+        wanted_S = wanted_S.to(hidden_TD.device)
         for rows, positions in cut_positions(counts_R, self._rows_at_once):
             with torch.inference_mode():
                 yield rows, self._model.logits(hidden_TD[wanted_S[positions]])
 
     def poison(self, blocks: list[int]) -> None:
         """Fill blocks with NaN, so that a wrong mask shows."""
-        self._kv[torch.tensor(blocks, dtype=torch.int64)] = torch.nan
+        self._kv[torch.tensor(blocks, dtype=torch.int64, device=self._kv.device)] = torch.nan
