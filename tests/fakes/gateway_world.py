@@ -218,7 +218,11 @@ class World:
     async def gateway(self, **settings: Any) -> RunningGateway:
         """Start a gateway as app.py does, without its metrics and HTTP ports."""
         configured = GatewaySettings(
-            data_dir=Path("/nonexistent"), database_url=self.dsn, internal_token=SecretStr(TOKEN), **settings
+            data_dir=Path("/nonexistent"),
+            database_url=self.dsn,
+            internal_token=SecretStr(TOKEN),
+            # Nothing is assigned unless the test says so.
+            **{"direct": False, **settings},
         )
         process_id = ids.new_process_id()
         gateway = app.build(configured, self.database, self.telemetry, process_id=process_id, clock=self.clock)

@@ -18,10 +18,11 @@ import structlog
 from octavo_common.clock import Clock
 from octavo_common.errors import DeadlineExceeded, Unavailable
 from octavo_common.ids import new_job_id, new_seed
-from octavo_common.jobs.model import Job, NewJob, Principal
+from octavo_common.jobs.model import Job, NewJob, OwnedJob, Principal, ProcessRecord
 from octavo_common.jobs.spec import GenerationSpec, ModelCard
 from octavo_common.prefix import prefix_keys
 from octavo_common.store import JobStore
+from octavo_gateway.direct import Direct, row_of
 from octavo_gateway.models import Catalogue
 from octavo_gateway.prompts import PreparedPrompt, Prompts
 from octavo_gateway.requests import OnDisconnect, Steering, ValidRequest
@@ -34,11 +35,12 @@ SUBMIT_PAUSES_S = (0.2, 0.5, 1.0, 1.5)
 class Admission:
     """The way into the job table."""
 
-    def __init__(self, *, jobs: JobStore, catalogue: Catalogue, prompts: Prompts, clock: Clock) -> None:
+    def __init__(self, *, jobs: JobStore, catalogue: Catalogue, prompts: Prompts, direct: Direct, clock: Clock) -> None:
         self._jobs = jobs
         self._clock = clock
         self._catalogue = catalogue
         self._prompts = prompts
+        self._direct = direct
 
     async def accept(
         self,
@@ -49,8 +51,9 @@ class Admission:
         deadline_s: float | None,
         traceparent: str,
         on_orphan: Callable[[Job], None],
-    ) -> tuple[Job, bool]:
-        """Commit a request. Returns its job, and False if its idempotency key named one that exists.
+    ) -> tuple[Job, bool, OwnedJob | None]:
+        """Commit a request. Returns its job, False if its idempotency key named one that exists, and what the row of a
+        job says that has a worker already.
 
         `owner` is the gateway that streams it, if one does. Calls `on_orphan` for a job that was committed although its
         caller was cancelled meanwhile. Raises ModelNotFound, PromptTooLong, InvalidArgument, QuotaExceeded,
@@ -60,31 +63,35 @@ class Admission:
         card = await self._catalogue.find(request.model)
         prepared = await self._prompts.prepare(request, card)
         new = _new_job(principal, request, card, prepared, owner=owner, timeout_s=timeout_s, traceparent=traceparent)
-        submitting = asyncio.ensure_future(self._submit(new, principal.limits.max_queued))
+        worker = None if owner is None else await self._direct.worker_for(principal, card.digest)
+        submitting = asyncio.ensure_future(self._submit(new, principal.limits.max_queued, worker))
         try:
             # The insert cannot be taken back: cancelled halfway, nobody would know whether there is a job.
             job, created = await asyncio.shield(submitting)
         except asyncio.CancelledError:
             submitting.add_done_callback(lambda done: _report_orphan(done, on_orphan))
             raise
+        row = row_of(job, worker) if created else None
         log.info(
             "job.accepted" if created else "job.joined",
             job_id=str(job.id),
             tenant=job.tenant,
             model=job.model,
             num_prompt_tokens=job.num_prompt_tokens,
+            **({} if row is None else {"worker_id": str(job.worker_id)}),
         )
-        return job, created
+        return job, created, row
 
-    async def _submit(self, new: NewJob, max_queued: int | None) -> tuple[Job, bool]:
+    async def _submit(self, new: NewJob, max_queued: int | None, worker: ProcessRecord | None) -> tuple[Job, bool]:
         """Write the row. A restarting database is waited for; the same id again is the same job."""
+        worker_id = None if worker is None else worker.id
         for pause_s in SUBMIT_PAUSES_S:
             try:
-                return await self._jobs.submit(new, max_queued=max_queued)
+                return await self._jobs.submit(new, max_queued=max_queued, worker_id=worker_id)
             except Unavailable as error:
                 log.warning("job.submit_failed", job_id=str(new.id), error=error.message, retry_in_s=pause_s)
                 await self._clock.sleep(pause_s)
-        return await self._jobs.submit(new, max_queued=max_queued)
+        return await self._jobs.submit(new, max_queued=max_queued, worker_id=worker_id)
 
 
 def request_digest(request: ValidRequest) -> str:

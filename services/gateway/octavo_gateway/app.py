@@ -28,6 +28,7 @@ from octavo_common.telemetry.metrics_http import MetricsServer
 from octavo_common.telemetry.rpc import TraceInterceptor, TraceObserver
 from octavo_gateway.admission import Admission
 from octavo_gateway.auth import AuthInterceptor, KeyRing
+from octavo_gateway.direct import Direct
 from octavo_gateway.generations import Generations
 from octavo_gateway.http import HttpServer
 from octavo_gateway.jobs import Jobs
@@ -65,6 +66,7 @@ class Gateway:
     keys: KeyRing
     limits: RequestLimits
     observer: Observer
+    direct: Direct
 
 
 def build(
@@ -84,6 +86,7 @@ def build(
     prompts = Prompts(ArtifactStore(database))
     keys = KeyRing(KeyStore(database), clock)
     jobs = Jobs(job_store, clock)
+    direct = Direct(catalogue, workers, enabled=settings.direct)
     hub = StreamHub(
         owner=process_id,
         store=streams,
@@ -97,7 +100,7 @@ def build(
     )
     api = Generations(
         keys=keys,
-        admission=Admission(jobs=job_store, catalogue=catalogue, prompts=prompts, clock=clock),
+        admission=Admission(jobs=job_store, catalogue=catalogue, prompts=prompts, direct=direct, clock=clock),
         hub=hub,
         streams=streams,
         jobs=jobs,
@@ -117,6 +120,7 @@ def build(
         keys=keys,
         limits=RequestLimits(max_prompt_chars=settings.max_prompt_chars),
         observer=observer,
+        direct=direct,
     )
 
 
@@ -231,6 +235,7 @@ def _beat(gateway: Gateway) -> Beat:
     async def chore() -> None:
         workers = await gateway.catalogue.workers()
         gateway.workers.keep_only({worker.address for worker in workers if worker.alive})
+        await gateway.direct.connect()
         for worker in workers:
             if worker.card is not None and worker.card.tokenizer_digest not in warmed:
                 warmed.add(worker.card.tokenizer_digest)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from octavo_common.errors import FailedPrecondition, InvalidArgument, OctavoError, Unavailable
-from octavo_common.jobs.model import Job, Principal
+from octavo_common.jobs.model import Job, JobState, Principal
 from octavo_common.jobs.spec import GenerationSpec
 from octavo_common.store import StreamStore
 from octavo_common.text.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ class Generations:
 
         num_wakes = self._hub.num_wakes
         with seen.sending() as sent:
-            job, created = await self._admission.accept(
+            job, created, row = await self._admission.accept(
                 principal,
                 request,
                 owner=self._hub.owner if streaming else None,
@@ -97,6 +97,8 @@ class Generations:
                 on_orphan=orphaned,
             )
         seen.accepted(job, created=created)
+        if row is not None:
+            seen.placed(job)
         if not streaming:
             seen.committed()
             return _accepted(job, created, request.on_disconnect, 0, seen)
@@ -110,7 +112,8 @@ class Generations:
                 request.on_disconnect,
                 timeout_s=timeout_s if created else None,
                 is_new=created,
-                is_queued=created and num_wakes == self._hub.num_wakes,
+                is_queued=created and job.state is JobState.QUEUED and num_wakes == self._hub.num_wakes,
+                row=row,
             )
         except Unavailable:
             orphaned(job)

@@ -77,6 +77,8 @@ class RequestObservation(Observation):
         self._started_s = observer.clock.monotonic()
         self._first_token_s: float | None = None
         self._ended = False
+        # What the row carries, and since when.
+        self._sent, self._sent_s = Context(), 0.0
         # Its tokens come one after the other as they are chosen: only then is there a time for each.
         self._is_single = False
 
@@ -93,10 +95,25 @@ class RequestObservation(Observation):
                 names.MESSAGING_DESTINATION_NAME: "jobs",
             },
         )
+        self._sent, self._sent_s = set_span_in_context(span, Context()), self._observer.clock.time()
         try:
-            yield inject(set_span_in_context(span, Context()))
+            yield inject(self._sent)
         finally:
             span.end()
+
+    def placed(self, job: Job) -> None:
+        """It got its worker with its acceptance: what the scheduler tells of other jobs."""
+        self._observer.instruments.add(names.JOBS_ASSIGNED)
+        attributes = {
+            names.JOB_ID: str(job.id),
+            names.JOB_FENCE: job.fence,
+            names.WORKER_ID: str(job.worker_id),
+        }
+        began_ns = int(self._sent_s * 1e9)
+        span = self._observer.tracer.start_span(
+            names.SPAN_PLACE, self._sent, SpanKind.INTERNAL, attributes, start_time=began_ns
+        )
+        span.end()
 
     def accepted(self, job: Job, *, created: bool) -> None:
         """It is a job now."""

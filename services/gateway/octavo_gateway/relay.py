@@ -57,10 +57,11 @@ class Relay:
         clock: Clock,
         is_new: bool = False,
         is_queued: bool = False,
+        row: OwnedJob | None = None,
     ) -> None:
         """``received``: what a reader has of each answer. ``restarts``: the job begins anew from its prompt when its
         worker is lost, and ``is_exact`` says whether two workers give the same tokens. ``is_new``: the job was accepted
-        just now. ``is_queued``: it also waits, and the hub read no row since.
+        just now. ``is_queued``: it also waits, and the hub read no row since. ``row``: what its row says, if known.
         """
         self.job_id = job_id
         self.tapes = tuple(Tape(ids) for ids in received)
@@ -76,7 +77,7 @@ class Relay:
         self._store = store
         self._workers = workers
         self._clock = clock
-        self._row: OwnedJob | None = None
+        self._row = row
         self._is_new = is_new
         self._is_queued = is_queued
         self._first_token_s: float | None = None

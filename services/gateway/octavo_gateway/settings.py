@@ -24,5 +24,7 @@ class GatewaySettings(CommonSettings):
     advertise_host: str = ""
     # Longest prompt in characters, before any tokenising.
     max_prompt_chars: int = Field(1_000_000, ge=1)
+    # Streamed jobs go at once to the worker that is alone with their model, when it has room and nobody waits for it.
+    direct: bool = True
     # How long a model is remembered whose last worker is gone.
     remember_models_s: float = Field(600.0, ge=0)

@@ -16,7 +16,7 @@ import structlog
 
 from octavo_common.clock import Clock
 from octavo_common.errors import Cancelled, OctavoError, StreamDiverged, Unavailable
-from octavo_common.jobs.model import Job
+from octavo_common.jobs.model import Job, OwnedJob
 from octavo_common.jobs.spec import GenerationSpec
 from octavo_gateway.chores import Chores
 from octavo_gateway.contact import ContactRows, Rows
@@ -130,16 +130,17 @@ class StreamHub:
         timeout_s: float | None = None,
         is_new: bool = False,
         is_queued: bool = False,
+        row: OwnedJob | None = None,
     ) -> int:
         """Follow a job for a reader that has these tokens of each answer; returns the reader's number for `read`.
 
         `timeout_s` is what the job has until its own deadline, if that is known. `is_new`: it was made just now.
-        `is_queued`: and num_wakes has not changed since: its next change will be told.
+        `is_queued`: and num_wakes has not changed since: its next change will be told. `row`: what its row says.
         Raises Unavailable while this gateway drains.
         """
         if self._draining:
             raise self._leaving(job.id)
-        followed = self._joinable(job.id, received) or self._follow(job, received, is_new, is_queued)
+        followed = self._joinable(job.id, received) or self._follow(job, received, is_new, is_queued, row)
         followed.detached |= on_disconnect is OnDisconnect.DETACH
         if timeout_s is not None:
             followed.deadline_s = self._clock.monotonic() + timeout_s
@@ -236,7 +237,7 @@ class StreamHub:
                 return followed
         return None
 
-    def _follow(self, job: Job, received: Received, is_new: bool, is_queued: bool) -> Followed:
+    def _follow(self, job: Job, received: Received, is_new: bool, is_queued: bool, row: OwnedJob | None) -> Followed:
         relay = Relay(
             job_id=job.id,
             owner=self.owner,
@@ -250,6 +251,7 @@ class StreamHub:
             clock=self._clock,
             is_new=is_new,
             is_queued=is_queued,
+            row=row,
         )
         # Its own context: what the call that begins it knows (deadline, spans) ends before it does.
         task = asyncio.get_running_loop().create_task(relay.run(), context=Context(), name=f"relay {job.id}")

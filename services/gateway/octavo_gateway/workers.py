@@ -135,6 +135,11 @@ class WorkerPool:
             await writer.wait_closed()
         return True
 
+    def is_connected(self, address: str) -> bool:
+        """Whether a connection to the worker stands; where none does, one is begun."""
+        pooled = self._pooled(address)
+        return pooled.channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
+
     def forget(self, address: str) -> None:
         """Drop the channel to an address: the next call connects anew instead of waiting for a back-off."""
         pooled = self._channels.pop(address, None)
@@ -155,15 +160,19 @@ class WorkerPool:
 
     @contextmanager
     def _use(self, address: str) -> Iterator[grpc.aio.Channel]:
-        pooled = self._channels.get(address)
-        if pooled is None:
-            pooled = self._channels[address] = _Pooled(self._make_channel(address))
+        pooled = self._pooled(address)
         pooled.num_users += 1
         try:
             yield pooled.channel
         finally:
             pooled.num_users -= 1
             self._close_if_unused(pooled)
+
+    def _pooled(self, address: str) -> _Pooled:
+        pooled = self._channels.get(address)
+        if pooled is None:
+            pooled = self._channels[address] = _Pooled(self._make_channel(address))
+        return pooled
 
     def _close_if_unused(self, pooled: _Pooled) -> None:
         if pooled.retired and not pooled.num_users:

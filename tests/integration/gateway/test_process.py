@@ -26,6 +26,7 @@ async def _start(world: World, tmp_path: Path, **environ: str) -> asyncio.subpro
         "OCTAVO_GATEWAY_GRPC_PORT": "0",
         "OCTAVO_GATEWAY_HTTP_PORT": "0",
         "OCTAVO_GATEWAY_DRAIN_S": "1.5",
+        "OCTAVO_GATEWAY_DIRECT": "0",
         **environ,
     }
     kept = {k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_")}

@@ -221,3 +221,22 @@ async def test_connections_that_the_database_cuts_cost_no_job(make):
         for n, job in enumerate(jobs):
             row = await worker.ended(job)
             assert list(GenerationResult.from_json(dict(row.result)).token_ids) == worker.expected((n, 5, 6), 30)
+
+
+async def test_a_claim_that_the_database_has_forgotten_is_made_again_while_the_tokens_go_on(make):
+    async with make() as worker:
+        worker.executor.step_s = SLOW_S
+        job = await worker.start(PROMPT, 40)
+        call = worker.stream(job)
+        got = await started(worker, call)
+        # As a crash leaves the row of a job that was assigned with its acceptance.
+        async with worker.pool.begin() as connection:
+            forget = text("update jobs set state = 'assigned', started_at = null where id = :id")
+            await connection.execute(forget, {"id": job.id})
+        tokens, _, end = await read(call)
+        assert end.HasField("usage")
+        assert got + tokens == worker.expected(PROMPT, 40)
+        row = await worker.ended(job)
+        assert (row.state, row.fence) == (JobState.SUCCEEDED, 1)
+        events = [event.event for event in await worker.jobs.events(job.id, tenant=None)]
+        assert events == ["queued", "assigned", "running", "running", "succeeded"]

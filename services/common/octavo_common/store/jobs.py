@@ -23,26 +23,44 @@ _TENANT_LOCK = 0x0C7A
 
 _LOCK_TENANT = text("select pg_advisory_xact_lock(:space, hashtext(:tenant))")
 
+# A job for a worker that its gateway has chosen is assigned as it is made, by the rules of placement: only where nobody
+# waits for the model, the worker has room and takes jobs, and the tenant has no limit that would have to be counted.
 _INSERT = text(
     f"""
-    with j as (
+    with able as (
+      select w.id, w.lease_s from processes w
+      where w.id = :worker_id and w.role = 'worker' and w.card->>'digest' = :model_digest
+        and not w.draining and w.suspected_at is null
+        and w.heartbeat_at > now() - make_interval(secs => w.lease_s)
+        and coalesce((w.capacity->>'max_jobs')::int, 1) > (
+          select count(*) from jobs h where h.worker_id = w.id and h.state in ('assigned','running'))
+        and not exists (select from jobs q where q.state = 'queued' and q.model_digest = :model_digest)
+        and not exists (select from tenants t where t.name = :tenant and t.max_running is not null)
+    ), j as (
       insert into jobs (id, kind, tenant, fair_key, cache_salt, model, model_digest, priority, payload, prompt_ids,
                         num_prompt_tokens, prefix_keys, stream_owner, deadline, traceparent, idempotency_key,
-                        request_digest)
+                        request_digest, state, fence, worker_id, assigned_at, lease_until)
       select :id, :kind, :tenant, :fair_key, :cache_salt, :model, :model_digest, :priority, :payload, :prompt_ids,
              :num_prompt_tokens, :prefix_keys, :stream_owner, now() + make_interval(secs => :timeout_s),
-             :traceparent, :idempotency_key, :request_digest
+             :traceparent, :idempotency_key, :request_digest,
+             case when able.id is null then 'queued' else 'assigned' end, (able.id is not null)::int, able.id,
+             case when able.id is not null then now() end, now() + make_interval(secs => able.lease_s)
+      from (values (1)) as one left join able on true
       where :max_queued is null or :max_queued > (
         select count(*) from jobs where tenant = :tenant and state = 'queued' and ended_at is null)
       on conflict do nothing
       returning *
     ), history as (
-      insert into job_events (job_id, event, fence, process_id) select id, 'queued', fence, stream_owner from j
+      insert into job_events (job_id, event, fence, process_id)
+      select id, 'queued', 0, stream_owner from j union all
+      select id, 'assigned', fence, worker_id from j where worker_id is not null
     )
-    select {JOB_COLUMNS_OF_J}, pg_notify('{transitions.JOBS_CHANNEL}', '') from j
+    select {JOB_COLUMNS_OF_J}, pg_notify(case when worker_id is null then '{transitions.JOBS_CHANNEL}'
+      else 'octavo_worker_' || replace(worker_id::text, '-', '') end, '') from j
     """
 ).bindparams(
     bindparam("id", type_=Uuid()),
+    bindparam("worker_id", type_=Uuid()),
     bindparam("stream_owner", type_=Uuid()),
     bindparam("payload", type_=JSONB()),
     bindparam("prompt_ids", type_=ARRAY(Integer)),
@@ -70,13 +88,16 @@ _INSERT = text(
 class JobStore(Store):
     """For gateways and the command line."""
 
-    async def submit(self, job: NewJob, *, max_queued: int | None) -> tuple[Job, bool]:
+    async def submit(self, job: NewJob, *, max_queued: int | None, worker_id: UUID | None = None) -> tuple[Job, bool]:
         """Accept a job: once this returns it is committed. The flag is False when its idempotency key named another.
+
+        ``worker_id``: the only worker of its model. The job is assigned to it at once if the scheduler would do the
+        same; else it is queued as all are.
 
         Safe to repeat with the same id after a lost answer. Raises QuotaExceeded when the tenant has max_queued jobs
         queued, IdempotencyConflict when the key was used with another request, Unavailable.
         """
-        values = _insert_values(job, max_queued)
+        values = {**_insert_values(job, max_queued), "worker_id": worker_id}
         if max_queued is None:
             rows = await self._run(_INSERT, values)
         else:

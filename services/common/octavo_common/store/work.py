@@ -16,6 +16,9 @@ from octavo_common.store.base import Store
 from octavo_common.store.changes import change
 from octavo_common.store.rows import JOB_COLUMNS_OF_J, to_job
 
+# It waits for the disk, and the assignments before it are flushed with it: no other worker may get the same fence after
+# a crash of the database. Jobs that were accepted and assigned in one transaction are on the disk with their fence
+# already; should their claim be lost, the worker still holds the lease and claims again.
 _CLAIM = text(
     f"""
     with mine as (
@@ -45,7 +48,9 @@ _CLAIM = text(
         where e.job_id = j.id and e.details->>'{FIRST_TOKEN_S}' is not null order by e.id limit 1) end as first_token_s,
       case when j.fence > 1 then (
         select extract(epoch from now() - max(e.time))::float8 from job_events e
-        where e.job_id = j.id and e.event in {REQUEUES}) end as requeued_ago_s
+        where e.job_id = j.id and e.event in {REQUEUES}) end as requeued_ago_s,
+      case when (select bool_and(fence = 1 and assigned_at = created_at) from taken)
+           then set_config('synchronous_commit', 'off', true) end
     from (select * from taken union all select * from forgotten) j
     order by j.priority desc, j.assigned_at, j.id
     """

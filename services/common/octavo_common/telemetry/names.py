@@ -47,7 +47,7 @@ NUM_COMPUTED_TOKENS = "octavo.prefill.num_computed_tokens"
 
 # Spans of a request, in the order in which they begin. A span named `{operation} {model}` encloses them.
 SPAN_SEND = "send jobs"  # gateway, PRODUCER: the job is committed
-SPAN_PLACE = "place jobs"  # scheduler: from the beginning of the round that placed the job to its commit
+SPAN_PLACE = "place jobs"  # scheduler: the round that placed the job, to its commit; gateway: the acceptance that did
 SPAN_PROCESS = "process jobs"  # worker, CONSUMER: parent and link are the span in the row
 SPAN_QUEUE = "queue"  # worker: from acceptance to the first step that computed a token
 SPAN_PREFILL_CHUNK = "prefill chunk"  # worker, one a step

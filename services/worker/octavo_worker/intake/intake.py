@@ -147,6 +147,9 @@ class Intake:
     def _start(self, claimed: Claimed) -> None:
         job, now = claimed.job, self._clock.monotonic()
         older = self._attempts.get(job.id)
+        if older is not None and older.job.fence == job.fence:
+            # A crash of the database had lost the claim, which is all there is to do again.
+            return
         if older is not None:
             self._drop(older, "came back under a new fence")
         spec, unreadable = readable_spec(job)
