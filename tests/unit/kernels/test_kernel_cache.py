@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from octavo_worker.kernels import logits, ranks, rows, team, vector
 
 
@@ -23,3 +27,24 @@ def test_a_kernel_is_compiled_again_when_a_piece_of_it_changes_and_only_then(mon
         assert digests()[0] != before[0]
         assert digests()[1] != before[1]
     assert digests() == before
+
+
+MAKE_ALL = """
+import octavo_worker.kernels.quantize, octavo_worker.kernels.positions
+from octavo_worker.kernels.attention_int8 import _kernel as attention
+from octavo_worker.kernels.embedding import _kernel as embedding
+from octavo_worker.kernels.grouped_matmul import _kernel as matmul
+from octavo_worker.kernels.integer import FORMATS
+attention(True), attention(False)
+for form in FORMATS:
+    embedding(form), matmul(form)
+"""
+
+
+def test_a_second_process_finds_every_kernel_of_the_first(tmp_path):
+    counts = []
+    for _ in range(2):
+        env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", MAKE_ALL], env=env, check=True, timeout=300)
+        counts.append(len(list(tmp_path.rglob("*.nbc"))))
+    assert counts[0] == counts[1] >= 2 * len(["q8_0", "q4_0", "q4_1"]) + 2

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from octavo_worker.kernels import team
-from octavo_worker.kernels.integer import Format, make_dot_rows
+from octavo_worker.kernels.integer import FORMATS, Format, make_dot_rows
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, ROWS, Stage
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, fetch_add, njit
 
@@ -18,6 +18,7 @@ WEIGHTS, INTS, SCALES, SUMS, INPUTS, TILES, OUT, STRIDE, ADDS, BIAS = range(FIRS
 _NUM_ARGUMENTS = FIRST_OWN + 10
 # A task: so many tiles of outputs for so many rows. The rows of a task stay in the first cache beside a tile.
 TILES_PER_TASK, ROWS_PER_TASK = 2, 32
+_dot_8, _dot_4, _dot_2, _dot_1 = (make_dot_rows(num_rows) for num_rows in (8, 4, 2, 1))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -32,8 +33,8 @@ def _add_bias(a, tile, first, last):  # noqa: ANN001, ANN202 - compiled
 @cache
 def _kernel(form: Format) -> team.Launcher:
     """The kernel for one format; numba compiles it for its constants."""
-    dot_8, dot_4, dot_2, dot_1 = (make_dot_rows(form, num_rows) for num_rows in (8, 4, 2, 1))
-    group_bytes = form.group_bytes
+    # Numbers alone, or the kernel would not be found again on disk.
+    place, group_bytes = FORMATS.index(form), form.group_bytes
 
     def grouped_matmul(raw):  # noqa: ANN001, ANN202 - compiled
         a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
@@ -54,16 +55,16 @@ def _kernel(form: Format) -> team.Launcher:
                     ints, out = a[INTS] + row * a[INPUTS], a[OUT] + 4 * (row * a[STRIDE] + tile * LANES)
                     scales, sums = a[SCALES] + 4 * row * groups, a[SUMS] + 4 * row * groups
                     if last - row >= 8:
-                        dot_8(weights, ints, scales, sums, a[INPUTS], out, a[STRIDE], a[ADDS])
+                        _dot_8(place, weights, ints, scales, sums, a[INPUTS], out, a[STRIDE], a[ADDS])
                         row += 8
                     elif last - row >= 4:
-                        dot_4(weights, ints, scales, sums, a[INPUTS], out, a[STRIDE], a[ADDS])
+                        _dot_4(place, weights, ints, scales, sums, a[INPUTS], out, a[STRIDE], a[ADDS])
                         row += 4
                     elif last - row >= 2:
-                        dot_2(weights, ints, scales, sums, a[INPUTS], out, a[STRIDE], a[ADDS])
+                        _dot_2(place, weights, ints, scales, sums, a[INPUTS], out, a[STRIDE], a[ADDS])
                         row += 2
                     else:
-                        dot_1(weights, ints, scales, sums, a[INPUTS], out, a[STRIDE], a[ADDS])
+                        _dot_1(place, weights, ints, scales, sums, a[INPUTS], out, a[STRIDE], a[ADDS])
                         row += 1
                 if a[BIAS]:
                     _add_bias(a, tile, first, last)

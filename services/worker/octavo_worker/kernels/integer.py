@@ -182,17 +182,19 @@ def put_results(builder: Any, results: list[Any], out: Any, stride: Any, adds: A
                 store(builder, value, place, 0)
 
 
-def make_dot_rows(form: Format, num_rows: int) -> Any:
+def make_dot_rows(num_rows: int) -> Any:
     """An intrinsic for one tile and so many rows.
 
-    `(weights, ints, scales, sums, num_inputs, out, out_stride, adds)`, all int64: addresses, numbers of elements, and
-    whether `out` (float32 [rows, 16], rows `out_stride` apart) is added to or written. Rows of `ints` (int8) are
-    num_inputs apart, those of `scales` and `sums` num_inputs / 32: see `quantize`.
+    `(form, weights, ints, scales, sums, num_inputs, out, out_stride, adds)`: the format's place in FORMATS, a constant
+    when the kernel is compiled; the rest int64: addresses, numbers of elements, and whether `out` (float32 [rows, 16],
+    rows `out_stride` apart) is added to or written. Rows of `ints` (int8) are num_inputs apart, those of `scales` and
+    `sums` num_inputs / 32: see `quantize`.
     """
 
     @intrinsic
     def dot_rows(
         typingctx: Any,
+        place: Any,
         weights: Any,
         ints: Any,
         scales: Any,
@@ -202,8 +204,13 @@ def make_dot_rows(form: Format, num_rows: int) -> Any:
         stride: Any,
         adds: Any,
     ) -> Any:
+        # A kernel that had the format itself would not be found again on disk: objects have no lasting name.
+        if not isinstance(place, types.IntegerLiteral):
+            return None
+        form = FORMATS[place.literal_value]
+
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _I8.as_pointer()
+            pointer, args = _I8.as_pointer(), args[1:]
             weights, ints, scales, sums, out = (builder.inttoptr(args[i], pointer) for i in (0, 1, 2, 3, 5))
             num_inputs, stride, adds = args[4], args[6], args[7]
             num_groups = builder.udiv(num_inputs, ir.Constant(_I64, GROUP))
@@ -234,7 +241,7 @@ def make_dot_rows(form: Format, num_rows: int) -> Any:
             put_results(builder, grown, out, stride, adds)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), codegen
+        return types.void(place, *[types.int64] * 8), codegen
 
     return dot_rows
 
