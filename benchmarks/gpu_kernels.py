@@ -1,11 +1,13 @@
-"""Checks and times every Triton kernel on a GPU.
+"""Checks and times every Triton kernel on a GPU, and a model from end to end.
 
-Usage: python -m benchmarks.gpu_kernels [--json FILE] [--only NAME,NAME]
+Usage: python -m benchmarks.gpu_kernels [--json FILE] [--only NAME,NAME] [--model PATH]
 
 Each kernel runs on inputs of a model of 8 billion parameters, is compared with float64, and is timed against its floor
 (the bytes it must move by the bandwidth, or the products it must make by the speed of a matrix product, both measured
-here in the same run) and against torch, where torch has the same thing. Takes less than three minutes. Without a GPU it
-says so and exits with 2.
+here in the same run) and against torch, where torch has the same thing. Then a tiny model of random weights must answer
+as on the CPU, and a larger one, random too (1.2 billion parameters) or the checkpoint that is given, is timed in
+bfloat16 while 1, 8 and 32 sequences decode, with recorded steps and without. Takes less than three minutes (a large
+checkpoint: and as long as its loading). Without a GPU it says so and exits with 2.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,10 +97,26 @@ def measure(
     return figures, checks
 
 
+def measure_model(path: Path | None, speed: Speed) -> tuple[dict[str, float], list[Check]]:
+    """Figures and checks of models from end to end; without a path of one with random weights."""
+    from benchmarks.gpu_models import ONE_BILLION, TINY_MODEL, check_tokens, decode_figures, random_model
+
+    from octavo_worker.models.registry import load_model
+
+    checks = list(check_tokens(TINY_MODEL))
+    if path is None:
+        loaded = random_model(ONE_BILLION, device="cuda", precision="bfloat16")
+    else:
+        loaded = load_model(path, precision="bfloat16", device="cuda")
+    figures = decode_figures(loaded, time.perf_counter, bytes_per_s=speed.bytes_per_s)
+    return {**figures, "model.weight_bytes": float(loaded.weight_bytes)}, checks
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where to keep the result")
-    parser.add_argument("--only", default="", help="kernels, separated by commas")
+    parser.add_argument("--only", default="", help="kernels, or `model`, separated by commas")
+    parser.add_argument("--model", type=Path, help="a checkpoint to time instead of random weights")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU: the kernels can be checked (make kernels) but not timed here", file=sys.stderr)
@@ -106,13 +125,21 @@ def main() -> int:
 
     from octavo_worker.kernels.triton.pages import KVFormat
 
+    started_s = time.perf_counter()
     device, sizes, timer = torch.device("cuda"), Sizes(), CudaTimer()
     capability = torch.cuda.get_device_capability()
     formats = tuple(format for format in KVFormat if format.min_capability <= capability)
     speed = measure_speed(timer, device, sizes.dtype)
     only = {name for name in args.only.split(",") if name}
     figures, checks = measure(cases(device, sizes, formats), timer, speed, only)
-    figures |= {"copy_gb_per_s": speed.bytes_per_s / 1e9, "matmul_tflops": speed.flops_per_s / 1e12}
+    if not only or "model" in only:
+        model_figures, model_checks = measure_model(args.model, speed)
+        figures, checks = {**figures, **model_figures}, [*checks, *model_checks]
+    figures |= {
+        "took_s": time.perf_counter() - started_s,
+        "copy_gb_per_s": speed.bytes_per_s / 1e9,
+        "matmul_tflops": speed.flops_per_s / 1e12,
+    }
     machine = describe_machine() | {
         "gpu": torch.cuda.get_device_name(),
         "capability": f"sm_{capability[0]}{capability[1]}",
@@ -120,7 +147,11 @@ def main() -> int:
     }
     result = Result(
         benchmark="gpu_kernels",
-        settings={"repeats": _REPEATS, "dtype": str(sizes.dtype)},
+        settings={
+            "repeats": _REPEATS,
+            "dtype": str(sizes.dtype),
+            "model": str(args.model or "random, 1.2 billion parameters"),
+        },
         figures=figures,
         checks=tuple(checks),
         machine=machine,
