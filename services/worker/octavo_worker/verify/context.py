@@ -7,6 +7,7 @@ temperature and filters, and so counts for greedy rows too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,10 @@ from octavo_worker.verify.counts import TokenCounts
 
 class Matcher(Protocol):
     """A grammar's state after some output."""
+
+    def copy(self) -> Matcher:
+        """The same state, on its own from now on."""
+        ...
 
     def accept(self, token: Token) -> bool:
         """Move on by a token; False, and nothing has changed, when the grammar does not allow it."""
@@ -70,6 +75,15 @@ class TokenContext:
         self._bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self._bias = np.array([value for _, value in params.logit_bias], np.float32)
         self._stops = np.array(sorted(params.stop_token_ids), np.int64)
+
+    def copy(self) -> TokenContext:
+        """The same state for a sequence that forks off, on its own from now on. No token is looked at again."""
+        twin = copy(self)
+        twin._tokens = self._tokens.copy()
+        twin._all = None if self._all is None else self._all.copy()
+        twin._output = None if self._output is None else self._output.copy()
+        twin._matcher = None if self._matcher is None else self._matcher.copy()
+        return twin
 
     def know(self, start: int, tokens: Sequence[Token]) -> None:
         """Take the tokens at [start, start + len(tokens)). What was known from start on is forgotten first.

@@ -15,6 +15,12 @@ class TokenCounts:
         self._ids = np.zeros(64, np.int64)
         self._counts = np.zeros(64, np.int32)
 
+    def copy(self) -> TokenCounts:
+        """The same counts, on their own from now on."""
+        twin = TokenCounts()
+        twin._index, twin._ids, twin._counts = self._index.copy(), self._ids.copy(), self._counts.copy()
+        return twin
+
     def add(self, token: Token) -> None:
         """Count one occurrence."""
         at = self._index.setdefault(token, len(self._index))

@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 from weakref import WeakValueDictionary
 
 import llguidance
@@ -23,6 +22,8 @@ from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.engine.types import Token
 from octavo_worker.verify.context import GrammarStuck
+from octavo_worker.verify.grammar_refusals import NO_OUTPUT, ONE_OF, plain_reason
+from octavo_worker.verify.json_schemas import find_refused_one_of, json_grammar
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "ebnf")
 MAX_CHARS = 64 * 1024
@@ -37,8 +38,12 @@ _HINTS = {
     "choice": "send a JSON list of different, not empty strings",
     "ebnf": "send a grammar in GBNF (`root ::= ...`) or in Lark's form (`start: ...`)",
 }
-# A weak model would fill its output with spaces otherwise.
-_JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
+# Where a grammar goes on for ever without a choice, the library would look for its end for ever. Its last word counts.
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+_ONE_OF_HINT = (
+    "use anyOf; or give each of them a required property with a const of its own; or take anyOf's meaning for it "
+    'with "x-guidance": {"coerce_one_of": true} in the schema'
+)
 
 
 class InvalidGrammar(InvalidArgument):
@@ -46,8 +51,8 @@ class InvalidGrammar(InvalidArgument):
 
     code = "INVALID_GRAMMAR"
 
-    def __init__(self, message: str, *, kind: str) -> None:
-        hint = _HINTS.get(kind, f"use one of {', '.join(KINDS)}")
+    def __init__(self, message: str, *, kind: str, hint: str = "") -> None:
+        hint = hint or _HINTS.get(kind, f"use one of {', '.join(KINDS)}")
         super().__init__(f"the grammar ({kind}) cannot be used: {message}", hint=hint, param="structured_output")
 
 
@@ -65,6 +70,10 @@ class GrammarMatcher:
     def __init__(self, prototype: llguidance.LLMatcher, ends: np.ndarray) -> None:
         self._matcher = prototype.deep_copy()
         self._ends = ends
+
+    def copy(self) -> GrammarMatcher:
+        """The same state, on its own from now on."""
+        return GrammarMatcher(self._matcher, self._ends)
 
     @property
     def is_complete(self) -> bool:
@@ -120,7 +129,7 @@ class GrammarStore:
             key = self._known.get(digest)
         if key is None:
             key = GrammarKey(digest)
-            key.prototype = self._compile(_definition(kind, text), kind)
+            key.prototype = self._compile(kind, text)
         with self._lock:
             key = self._known.setdefault(digest, key)
             self._spare[digest] = key
@@ -137,16 +146,16 @@ class GrammarStore:
                 raise KeyError("the request's grammar is not known here, or nobody has kept it")
             return GrammarMatcher(known.prototype, self._ends)
 
-    def _compile(self, definition: str, kind: str) -> llguidance.LLMatcher:
+    def _compile(self, kind: str, text: str) -> llguidance.LLMatcher:
+        definition = _definition(kind, text)
         tokenizer = self._get_tokenizer()
         limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)
         matcher = llguidance.LLMatcher(tokenizer, definition, log_level=0, limits=limits)
+        has_next = not matcher.is_error() and bool(np.any(np.frombuffer(matcher.compute_bitmask(), np.uint8)))
         if matcher.is_error():
-            raise InvalidGrammar(_first_line(matcher.get_error()), kind=kind)
-        if not np.any(np.frombuffer(matcher.compute_bitmask(), np.uint8)):
-            raise InvalidGrammar("no output follows it", kind=kind)
-        if matcher.is_error():
-            raise InvalidGrammar(_first_line(matcher.get_error()), kind=kind)
+            raise _refused(kind, text, matcher.get_error())
+        if not has_next:
+            raise InvalidGrammar(NO_OUTPUT, kind=kind)
         return matcher
 
     def _get_tokenizer(self) -> llguidance.LLTokenizer:
@@ -164,17 +173,25 @@ def _definition(kind: str, text: str) -> str:
         raise InvalidGrammar(f"it has {len(text)} characters, and at most {MAX_CHARS} are taken", kind=kind)
     try:
         text.encode("utf-8")
-        if kind == "json_object":
-            return llguidance.LLMatcher.grammar_from_json_schema('{"type": "object"}', _JSON_OPTIONS)
-        if kind == "json_schema":
-            return llguidance.LLMatcher.grammar_from_json_schema(text, _JSON_OPTIONS)
+        if kind in ("json_object", "json_schema"):
+            return json_grammar(text if kind == "json_schema" else '{"type": "object"}')
         if kind == "choice":
             return llguidance.grammar_from("lark", _lark_of_choices(text))
-        return llguidance.grammar_from(kind, text)
+        if kind == "regex":
+            return llguidance.grammar_from("regex", text)
+        return llguidance.grammar_from("ebnf", text) + _NO_FORCING
     except InvalidGrammar:
         raise
     except (ValueError, RecursionError) as error:  # the library's own, and of its converter
-        raise InvalidGrammar(_first_line(str(error)), kind=kind) from error
+        raise _refused(kind, text, str(error)) from error
+
+
+def _refused(kind: str, text: str, message: str) -> InvalidGrammar:
+    """The error in our words."""
+    if kind == "json_schema" and ONE_OF in message:
+        message = f"{ONE_OF} at {find_refused_one_of(text)}"
+        return InvalidGrammar(plain_reason(kind, text, message), kind=kind, hint=_ONE_OF_HINT)
+    return InvalidGrammar(plain_reason(kind, text, message), kind=kind)
 
 
 def _lark_of_choices(text: str) -> str:
