@@ -17,7 +17,11 @@ import torch
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 # About equally long; a process of its own for each file would spend its time on imports.
-GROUPS = {"attention": ("attention",), "models": ("models",), "the rest": ("benchmark", "engine", "pages", "rows")}
+GROUPS = {
+    "attention": ("attention",),
+    "models": ("models",),
+    "the rest": ("benchmark", "engine", "pages", "rows", "verify"),
+}
 
 
 def start(group, output, **environment):

@@ -32,7 +32,6 @@ from octavo_worker.runtime.executor import TorchExecutor
 from octavo_worker.runtime.inputs import InputBuilder
 from octavo_worker.runtime.pages import collapse_resident_memory
 from octavo_worker.runtime.shape import planned_shape
-from octavo_worker.verify.coupled import Coupled
 from octavo_worker.verify.grammars import GrammarStore
 
 log = structlog.get_logger(__name__)
@@ -124,7 +123,7 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
             grammars=grammars,
         ),
         runner=computing.runner,
-        verifier=Coupled(),
+        verifier=computing.verifier,
         kv=LocalTransfer(pool, map_slots(pool, num_host_slots), computing.copy),
         poison_fresh_blocks=config.poison_fresh_blocks,
     )

@@ -7,7 +7,7 @@ scheduler.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -22,6 +22,8 @@ from octavo_worker.runtime.devices import CPU, CUDA, default_kv_bytes
 from octavo_worker.runtime.inputs import ForwardInputs
 from octavo_worker.runtime.memory import allocate_pool, block_bytes
 from octavo_worker.runtime.runner import ModelRunner
+from octavo_worker.verify.base import Verifier
+from octavo_worker.verify.coupled import Coupled
 
 BLOCK_SIZE = 16
 
@@ -85,6 +87,8 @@ class Computing:
     pool: Tensor
     # Copies blocks of the pool.
     copy: Copy = copy_in_order
+    # Turns logits into tokens.
+    verifier: Verifier = field(default_factory=Coupled)
     attention_backend: str
     # What tokens depend on beside model and request.
     numerics_id: str

@@ -30,6 +30,8 @@ from octavo_worker.runtime.graphs import BUCKETS, CudaRecorder, GraphRunner, Rer
 from octavo_worker.runtime.inputs import ForwardInputs
 from octavo_worker.runtime.memory import allocate_device_pool
 from octavo_worker.runtime.runner import ModelRunner
+from octavo_worker.verify.coupled import Coupled
+from octavo_worker.verify.gpu import GpuVerifier
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +68,7 @@ def compute_on_gpu(loaded: LoadedModel, resources: Resources) -> Computing:
         runner=runner,
         pool=pool,
         copy=copy_in_runs,
+        verifier=GpuVerifier(Coupled()),
         attention_backend=attention.name,
         numerics_id=f"{model.dtype}/{attention.name}-torch-{torch_version()}/{gpu.machine()}",
         exact=False,
