@@ -78,14 +78,21 @@ async def process(dsn: str, **env: str) -> AsyncIterator[asyncio.subprocess.Proc
         await child.communicate()
 
 
-async def test_a_worker_process_serves_a_checkpoint_and_ends_on_sigterm(pg_dsn, checkpoint):
+# Triton's interpreter takes the place of a GPU.
+DEVICES = {"cpu": {}, "gpu": {"OCTAVO_WORKER_DEVICE": "cuda", "TRITON_INTERPRET": "1"}}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+async def test_a_worker_process_serves_a_checkpoint_and_ends_on_sigterm(pg_dsn, checkpoint, device):
     path, expected = checkpoint
     pool = connect(pg_dsn)
     processes, jobs, placement = store.ProcessStore(pool), store.JobStore(pool), store.PlacementStore(pool)
     try:
-        async with process(pg_dsn, OCTAVO_WORKER_MODEL=str(path), OCTAVO_WORKER_TYPO="1") as child:
+        env = {"OCTAVO_WORKER_MODEL": str(path), "OCTAVO_WORKER_TYPO": "1", **DEVICES[device]}
+        async with process(pg_dsn, **env) as child:
             (worker,) = await until(lambda: processes.list("worker", 3600.0), bool, timeout_s=90)
             assert worker.pid == child.pid
+            assert ("triton_paged" in worker.card.numerics_id) == (device == "gpu")
             spec = GenerationSpec(temperature=0.0, top_k=0, top_p=1.0, seed=1, max_tokens=20)
             new = NewJob(
                 id=ids.new_job_id(),
@@ -111,6 +118,18 @@ async def test_a_worker_process_serves_a_checkpoint_and_ends_on_sigterm(pg_dsn, 
             assert not await processes.list("worker", 3600.0)
     finally:
         await pool.dispose()
+
+
+async def test_a_gpu_that_is_asked_for_and_not_there_is_said_with_its_reasons(pg_dsn, checkpoint):
+    path, _ = checkpoint
+    # The first GPU is none.
+    env = {"OCTAVO_WORKER_MODEL": str(path), "OCTAVO_WORKER_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    async with process(pg_dsn, **env) as child:
+        out, err = await child.communicate()
+        assert child.returncode != 0
+        assert out == b""
+        assert b"no model can be computed on a GPU here: no GPU: " in err
+        assert b"Traceback" not in err
 
 
 @pytest.mark.parametrize(

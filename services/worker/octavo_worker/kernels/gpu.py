@@ -23,15 +23,16 @@ def missing() -> str:
 
 def reasons_against(capability: tuple[int, int] = LEAST_CAPABILITY) -> list[str]:
     """Why kernels that need this compute capability cannot run here; empty when they can."""
-    if reason := missing():
-        return [reason]
-    if is_interpreted():
+    reasons = [reason] if (reason := missing()) else []
+    if not reasons and is_interpreted():
         return []
     if not torch.cuda.is_available():
         build = "this build of torch has no CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
-        return [f"no GPU: {build}"]
+        return [*reasons, f"no GPU: {build}"]
     found = torch.cuda.get_device_capability()
-    return [] if found >= capability else [f"compute capability {capability} is needed, the GPU has {found}"]
+    if found < capability:
+        reasons.append(f"compute capability {capability} is needed, the GPU has {found}")
+    return reasons
 
 
 def is_interpreted() -> bool:

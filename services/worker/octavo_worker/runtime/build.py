@@ -162,7 +162,14 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         shape=planned_shape(config.model_path, loaded.name),
         exact=computing.exact,
     )
-    log.info("engine.built", model=card.name, numerics_id=numerics_id, num_blocks=num_blocks)
+    log.info(
+        "engine.built",
+        model=card.name,
+        device=loaded.device,
+        attention=computing.attention_backend,
+        numerics_id=numerics_id,
+        num_blocks=num_blocks,
+    )
     return BuiltEngine(
         engine=Engine(scheduler, executor),
         card=card,

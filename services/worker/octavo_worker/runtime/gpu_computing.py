@@ -43,10 +43,9 @@ def compute_on_gpu(loaded: LoadedModel, resources: Resources) -> Computing:
     """Make the runner of a model whose weights are on the GPU. Raises as `computing.compute` does."""
     model, device = loaded.config, gpu.torch_device()
     dtype: torch.dtype = getattr(torch, model.dtype)
-    # Sums of bfloat16 products stay float32 when a product is split; float32 is never cut to tf32.
+    # Sums of 16-bit products stay float32 when a product is split. (tf32 is off unless somebody turns it on.)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_tf32 = False
     attention, shape = select_attention(model, resources, CUDA)
     kv_bytes = default_kv_bytes(device) if resources.kv_bytes is None else resources.kv_bytes
     num_blocks = num_blocks_of(kv_bytes, model, dtype)
