@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from octavo_worker.engine.plan import BatchPlan, Draft, KVOps, RowPlan, RowResult, StepResult
 from octavo_worker.engine.types import Request, SamplingParams, SeqId, TokenLogprobs
 
 VOCAB_SIZE = 97
+T = TypeVar("T")
 
 
 class Violation(BaseException):
@@ -97,14 +99,20 @@ class TinyExecutor:
             self._scribble(plan)
             raise RuntimeError("planted failure")
         self.plans.append(plan)
-        for seq_id in plan.gone:
-            self._tables.pop(seq_id, None)
-            self._params.pop(seq_id, None)
+        self._params = self._renewed(plan, self._params, lambda params: params)
+        self._tables = self._renewed(plan, self._tables, list)
         written: set[int] = set()
         results: dict[SeqId, RowResult] = {}
         for row in plan.rows:
             results[row.id] = self._run_row(row, written)
         return StepResult(rows=results)
+
+    @staticmethod
+    def _renewed(plan: BatchPlan, known: Mapping[SeqId, T], copy: Callable[[T], T]) -> dict[SeqId, T]:
+        must(all(fork.origin in known for fork in plan.forks), "a fork of what was never told")
+        left = {seq_id: value for seq_id, value in known.items() if seq_id not in plan.gone}
+        must(not any(fork.twin in left for fork in plan.forks), "a fork takes the name of another")
+        return left | {fork.twin: copy(known[fork.origin]) for fork in plan.forks}
 
     def _move(self, step: int, ops: KVOps) -> None:
         if step == self._kv_step:
@@ -119,8 +127,9 @@ class TinyExecutor:
             self._memory[block] = list(self._host[slot])
 
     def _scribble(self, plan: BatchPlan) -> None:
+        tables = self._renewed(plan, self._tables, list)
         for row in plan.rows:
-            known = [] if row.params is not None else self._tables[row.id]
+            known = [] if row.params is not None else tables[row.id]
             table = [*known[: row.first_block], *row.new_blocks]
             for position in range(row.start, row.start + len(row.tokens) + len(row.draft)):
                 self._memory[table[position // self._size]][position % self._size] = -1

@@ -160,12 +160,28 @@ def test_no_tokens_are_wanted_of_several_choices():
     assert [bench.choices[SeqId("a", c)].finish for c in range(3)] == [FinishReason.LENGTH] * 3
 
 
-def test_the_executor_is_told_parameters_and_history_once_per_choice():
-    bench = Bench()
-    bench.add(several(prompt=range(6), num=3, presence_penalty=1.0))
+@pytest.mark.parametrize("length", [6, 8, 60])
+def test_a_fork_is_told_by_its_origin_and_brings_nothing_of_what_both_have(length):
+    bench = Bench(block_size=4)
+    bench.add(several(prompt=range(length), num=3, presence_penalty=1.0))
     bench.run()
-    told = [(row.id.choice, row.history) for plan in bench.executor.plans for row in plan.rows if row.params]
-    assert told == [(0, ()), (1, tuple(range(6))), (2, tuple(range(6)))]
+    rows = [row for plan in bench.executor.plans for row in plan.rows]
+    assert [(row.id.choice, row.history) for row in rows if row.params] == [(0, ())]
+    forks = [fork for plan in bench.executor.plans for fork in plan.forks]
+    assert forks == [(SeqId("a", 0), SeqId("a", choice)) for choice in (1, 2)]
+    # The block that it writes into, whatever it shares.
+    assert max(len(row.new_blocks) for row in rows if row.id.choice) == 1
+
+
+def test_a_fork_that_loses_its_place_before_the_executor_knows_it_is_told_with_its_history_later():
+    bench = Bench(num_blocks=6, block_size=4)
+    bench.add(several(prompt=range(11), num=4, max_tokens=9, presence_penalty=1.0))
+    bench.run()
+    rows = [row for plan in bench.executor.plans for row in plan.rows]
+    forks = {fork.twin.choice for plan in bench.executor.plans for fork in plan.forks}
+    told = {row.id.choice for row in rows if row.params and row.id.choice}
+    assert told and forks | told == {1, 2, 3}
+    bench.assert_empty()
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 16])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from octavo_worker.engine.plan import RowPlan
+from octavo_worker.engine.plan import Fork, RowPlan
 from octavo_worker.engine.types import SamplingParams, SeqId
 from octavo_worker.runtime.inputs import InputBuilder
 
@@ -73,7 +73,7 @@ def test_a_forgotten_sequence_starts_afresh_and_its_place_is_used_again():
     inputs = builder()
     for turn in range(100):
         inputs.build([row(f"r{turn}", 0, [1], blocks=[turn % 5], params=PARAMS)])
-        inputs.forget([SeqId(f"r{turn}", 0), SeqId("unknown", 0)])
+        inputs.renew((), [SeqId(f"r{turn}", 0), SeqId("unknown", 0)])
     assert inputs.num_known == 0
     assert len(inputs._tables) == 8
 
@@ -110,8 +110,24 @@ def test_penalties_see_history_and_fed_tokens_once_however_often_a_row_is_repeat
     for _ in range(2):
         assert penalised(inputs.build([then]), 0) == {9: 0.75, 11: 0.75, 12: 0.5}
     assert penalised(inputs.build([first]), 0) == {9: 0.75, 11: 0.75, 12: 0.75}
-    inputs.forget([SeqId("a", 0)])
+    inputs.renew((), [SeqId("a", 0)])
     assert not inputs._contexts
+
+
+def test_a_fork_goes_on_from_what_its_origin_knew_though_that_is_gone_and_its_name_given_away():
+    params = SamplingParams(max_tokens=9, frequency_penalty=0.25)
+    inputs = builder()
+    origin, twin = SeqId("a", 0), SeqId("a", 1)
+    told = replace(row("a", 0, [7, 9, 11, 11, 12], blocks=[1, 2], params=params), num_prompt_tokens=2)
+    other = replace(told, id=twin, tokens=(3, 4), wants=range(1, 2))
+    inputs.build([told, other])
+    inputs.renew([Fork(origin, twin), Fork(origin, SeqId("a", 2))], [twin, origin])
+    assert inputs.num_known == 2
+    then = replace(row("a", 5, [13], first=2), num_prompt_tokens=2)
+    found = inputs.build([replace(then, id=twin), replace(then, id=SeqId("a", 2), tokens=(11,))])
+    assert found.attention.tables_RB.tolist() == [[1, 2], [1, 2]]
+    assert penalised(found, 0) == {11: 0.5, 12: 0.75, 13: 0.75}
+    assert penalised(found, 1) == {11: 0.25, 12: 0.75}
 
 
 def test_rows_without_rules_have_no_context_and_draws_are_named_by_the_plan():

@@ -162,18 +162,20 @@ class BlockPool:
         self._take(seal.block)
         return True
 
-    def fork(self, block: BlockId) -> BlockId:
-        """Share a used block: one more reference to it."""
-        assert self._refs[block] > 0, "only a used block can be shared"
-        self._refs[block] += 1
-        return block
+    def fork(self, blocks: Iterable[BlockId]) -> None:
+        """Share used blocks: one more reference to each."""
+        refs = self._refs
+        for block in blocks:
+            assert refs[block] > 0, "only a used block can be shared"
+            refs[block] += 1
 
     def release(self, blocks: Iterable[BlockId]) -> None:
         """Give one reference back per block; a sequence's in reverse, because the first given is the first reused."""
+        refs = self._refs
         for block in blocks:
-            assert self._refs[block] > 0, "a block was released twice"
-            self._refs[block] -= 1
-            if self._refs[block] == 0:
+            assert refs[block] > 0, "a block was released twice"
+            refs[block] -= 1
+            if not refs[block]:
                 if block in self._entries:
                     self._cached[block] = None
                 else:

@@ -111,7 +111,7 @@ class Committer:
                 twin.tokens.append(token)
                 self._tables.fork(seq, twin)
                 self._roster.know(twin)
-                self._roster.run(twin)
+                self._roster.branch(seq, twin)
             else:
                 self._roster.num_rows -= 1
             self._roster.queue.served(request, 1)

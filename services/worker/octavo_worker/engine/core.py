@@ -61,12 +61,12 @@ class Engine:
         What the plan carries beside rows goes with the first part that succeeds, and only with it.
         """
         parts: list[tuple[RowPlan, ...]] = [plan.rows]
-        kv, gone, done = plan.kv, plan.gone, NO_KV_DONE
+        news, done = plan, NO_KV_DONE
         rows: dict[SeqId, RowResult] = {}
         while parts:
             part = parts.pop(0)
             try:
-                result = self._executor.run(replace(plan, rows=part, kv=kv, gone=gone))
+                result = self._executor.run(replace(news, rows=part))
             except (KeyboardInterrupt, SystemExit):
                 raise
             # Foreign code, whose panics are no Exceptions: whatever comes is a fault of some row until it runs alone.
@@ -77,7 +77,7 @@ class Engine:
                 elif len(part) == 1:
                     log.warning("engine.row_failed", request_id=part[0].id.request, exc_info=error)
                     rows[part[0].id] = RowResult(error=_words(error))
-                    if not parts and (gone or kv is not NO_KV_OPS):
+                    if not parts and (news.gone or news.forks or news.kv is not NO_KV_OPS):
                         parts.append(())
                 else:
                     # No row is at fault: the executor is broken.
@@ -85,7 +85,7 @@ class Engine:
                 continue
             rows.update(result.rows)
             done = result.kv if done is NO_KV_DONE else replace(done, saved=(*done.saved, *result.kv.saved))
-            kv, gone = NO_KV_OPS, ()
+            news = BatchPlan(step=plan.step, rows=())
         return StepResult(rows=rows, kv=done)
 
 

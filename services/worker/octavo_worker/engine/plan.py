@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo_worker.engine.types import BlockId, HostSlot, SamplingParams, SeqId, Token, TokenLogprobs
 
@@ -60,7 +61,7 @@ class RowPlan:
     num_candidates: int = 0
     # Known tokens that follow the wanted positions, for log-probabilities of the prompt: the first follows wants.start.
     scored: tuple[Token, ...] = ()
-    # Set when the executor does not know the row: the first time, again after a preemption, and after a fork.
+    # Set when the executor does not know the row: the first time, and again after a preemption.
     params: SamplingParams | None = None
     # With params, if these need it: the tokens [0, start), which the executor may never have been fed.
     history: tuple[Token, ...] = ()
@@ -98,6 +99,16 @@ class KVDone:
 NO_KV_DONE = KVDone()
 
 
+class Fork(NamedTuple):
+    """A sequence that begins as a copy of another: what the executor knows of ``origin`` holds for ``twin``, too.
+
+    Nothing is told of the twin but what comes after: its table and tokens are the origin's up to its first row.
+    """
+
+    origin: SeqId
+    twin: SeqId
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     """Everything the executor needs for one step."""
@@ -105,6 +116,9 @@ class BatchPlan:
     step: int
     rows: tuple[RowPlan, ...]
     kv: KVOps = NO_KV_OPS
+    # Taken from what is known before the step. A twin may have the name of a sequence that is gone, and an origin may
+    # itself be gone.
+    forks: tuple[Fork, ...] = ()
     # Sequences that the executor must forget before it looks at the rows (finished, aborted, preempted). It may not
     # know some of them.
     gone: tuple[SeqId, ...] = ()

@@ -215,7 +215,7 @@ class Planner:
         for seq in leader.group.members[1:]:
             self._tables.fork(leader, seq)
             seq.phase = Phase.RUNNING
-            self.roster.run(seq)
+            self.roster.branch(leader, seq)
 
 
 def _num_common(unit: SequenceOf[Sequence]) -> int:

@@ -19,10 +19,11 @@ class Executor(Protocol):
         ...
 
     def run(self, plan: BatchPlan) -> StepResult:
-        """Compute all rows; the order within: forget ``gone``, then the KV operations, then the rows.
+        """Compute all rows; the order within: ``forks`` and ``gone``, then the KV operations, then the rows.
 
         All or nothing: a call that raises must have changed nothing but KV slots from the rows' starts on, because the
-        engine repeats it with fewer rows to find the one at fault. A row that fails by itself is better answered with
+        engine repeats it with fewer rows to find the one at fault; what the step says beside its rows may be done once
+        for all of its parts. A row that fails by itself is better answered with
         RowResult.error. A plan may have no rows.
         """
         ...

@@ -6,6 +6,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
+from octavo_worker.engine.plan import Fork
 from octavo_worker.engine.ports import QueuePolicy
 from octavo_worker.engine.sequence import Phase, Rank, Sequence
 from octavo_worker.engine.types import RequestId, SeqId
@@ -26,6 +27,8 @@ class Roster:
         self.num_rows = 0
         # Ids that the executor must forget.
         self.gone: list[SeqId] = []
+        # Those that it shall know as copies of others.
+        self._forks: list[Fork] = []
         # (step of arrival, request), where age changes ranks.
         self._ageing: deque[tuple[int, RequestId]] = deque()
 
@@ -73,6 +76,17 @@ class Roster:
     def run(self, seq: Sequence) -> None:
         """A row from now on."""
         insort(self.running, seq, key=_rank)
+
+    def branch(self, seq: Sequence, twin: Sequence) -> None:
+        """A row from now on that has been forked off another, which the executor may know."""
+        self.run(twin)
+        if twin.is_told:
+            self._forks.append(Fork(seq.id, twin.id))
+
+    def take_forks(self) -> tuple[Fork, ...]:
+        """Forks that the executor has not been told of, without twins that have lost their place since."""
+        forks, self._forks = self._forks, []
+        return tuple(fork for fork in forks if (twin := self.known.get(fork.twin)) is not None and twin.is_told)
 
     def rest(self, seq: Sequence) -> None:
         """No row any more; the executor forgets it."""

@@ -146,7 +146,13 @@ class Scheduler:
             num_asked_tokens=batch.num_asked_tokens,
             num_found_tokens=batch.num_found_tokens,
         )
-        return BatchPlan(step=self._step, rows=tuple(batch.rows.values()), kv=self._take_ops(batch), gone=gone)
+        return BatchPlan(
+            step=self._step,
+            rows=tuple(batch.rows.values()),
+            kv=self._take_ops(batch),
+            forks=self._roster.take_forks(),
+            gone=gone,
+        )
 
     def _take_ops(self, batch: Batch) -> KVOps:
         ops = self._kv.take_ops()

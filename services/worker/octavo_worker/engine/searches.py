@@ -62,22 +62,22 @@ class Searches:
         going_on = {extension.parent for extension in extensions}
         free = iter(sorted(set(range(group.width)) - {before[parent].id.choice for parent in going_on}))
         placed: set[int] = set()
-        twins: list[Sequence] = []
+        twins: list[tuple[Sequence, Sequence]] = []
         for parent, _token in extensions:
             seq = before[parent]
             if parent in placed:
                 origin, seq = seq, seq.twin(next(free), seq.story)
                 self._tables.fork(origin, seq)
-                twins.append(seq)
+                twins.append((origin, seq))
             placed.add(parent)
             group.members.append(seq)
         # Their ids are given out again above.
         for parent, seq in enumerate(before):
             if parent not in placed:
                 self._endings.leave(seq)
-        for twin in twins:
+        for origin, twin in twins:
             self._roster.know(twin)
-            self._roster.run(twin)
+            self._roster.branch(origin, twin)
         for seq, extension in zip(group.members, extensions, strict=True):
             seq.tokens.append(extension.token)
 

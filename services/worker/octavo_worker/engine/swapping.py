@@ -71,8 +71,7 @@ class Swapper:
         blocks = dict(zip(slots, self._pool.alloc(len(slots)), strict=True))
         stored = {~entry for seq in unit for entry in seq.parked if entry < 0}
         for slot, num_holders in slots.items():
-            for _ in range(num_holders - 1):
-                self._pool.fork(blocks[slot])
+            self._pool.fork([blocks[slot]] * (num_holders - 1))
         for seq, begin in zip(unit, found, strict=True):
             rest = seq.parked[len(begin) :]
             seq.table = [*begin, *(blocks[~entry] if entry < 0 else entry for entry in rest)]

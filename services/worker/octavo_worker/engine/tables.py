@@ -106,8 +106,10 @@ class Tables:
     def fork(self, seq: Sequence, twin: Sequence) -> None:
         """Let a twin share everything that has KV, a partial tail too."""
         twin.num_computed = seq.num_computed
-        num_blocks = self.pool.blocks_for(seq.num_computed)
-        twin.table = [self.pool.fork(block) for block in seq.table[:num_blocks]]
+        twin.table = seq.table[: self.pool.blocks_for(seq.num_computed)]
+        self.pool.fork(twin.table)
+        # The executor copies what it knows, so that nothing of it is told again.
+        twin.is_told, twin.num_told_blocks = seq.is_told, min(seq.num_told_blocks, len(twin.table))
         twin.seals = list(seq.seals)
         # Of what is shared only: a beam that starts over shares less than it knows.
         twin.keys = seq.keys[: len(seq.seals)]

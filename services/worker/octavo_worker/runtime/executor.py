@@ -31,6 +31,7 @@ class TorchExecutor:
         self._kv = kv
         # For tests: a block that was handed out holds NaN until it is written.
         self._poison = poison_fresh_blocks
+        self._last_step = 0
 
     @property
     def lookahead(self) -> int:
@@ -39,7 +40,10 @@ class TorchExecutor:
 
     def run(self, plan: BatchPlan) -> StepResult:
         """One result a row. Raises only before anything but slots from the rows' starts on was changed."""
-        self._inputs.forget(plan.gone)
+        if plan.step != self._last_step:
+            # Once, also for a step that is repeated in parts: an origin may be gone then.
+            self._last_step = plan.step
+            self._inputs.renew(plan.forks, plan.gone)
         self._kv.begin(plan.step, plan.kv)
         results: dict[SeqId, RowResult] = {row.id: _NOTHING for row in plan.rows}
         if not plan.rows:

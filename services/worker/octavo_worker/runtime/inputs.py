@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo_worker.attention.base import AttnBatch
-from octavo_worker.engine.plan import RowPlan
+from octavo_worker.engine.plan import Fork, RowPlan
 from octavo_worker.engine.types import SamplingParams, SeqId
 from octavo_worker.verify.base import ScoredToken, WantedRow
 from octavo_worker.verify.context import Grammars, TokenContext, needs_context
@@ -57,8 +57,25 @@ class InputBuilder:
         """Sequences that are remembered."""
         return len(self._slots)
 
-    def forget(self, ids: Sequence[SeqId]) -> None:
-        """Drop sequences; unknown ones are no error."""
+    def renew(self, forks: Sequence[Fork], gone: Sequence[SeqId]) -> None:
+        """Take sequences that begin as copies of known ones, and drop those that are gone; unknown ones are no error.
+
+        Copies are of what was known before, under names that may have belonged to sequences that are gone.
+        """
+        copies = [(twin, *self._state_of(origin)) for origin, twin in forks]
+        self._forget(gone)
+        for twin, params, context, table in copies:
+            slot = self._slots[twin] = self._take_slot()
+            self._params[twin], self._tables[slot] = params, table
+            if context is not None:
+                self._contexts[twin] = context
+
+    def _state_of(self, seq_id: SeqId) -> tuple[SamplingParams, TokenContext | None, np.ndarray]:
+        context = self._contexts.get(seq_id)
+        table = self._tables[self._slots[seq_id]].copy()
+        return self._params[seq_id], None if context is None else context.copy(), table
+
+    def _forget(self, ids: Sequence[SeqId]) -> None:
         for seq_id in ids:
             slot = self._slots.pop(seq_id, None)
             if slot is not None:
