@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e" / "chaos"))
 # After the path: the harness lies beside the tests that use its cut.
 from chaos_cluster import Cluster  # noqa: E402
 from chaos_faults import Faults  # noqa: E402
-from chaos_leaks import ENVIRON, STAGES, Leavers, holdings, usual_holdings  # noqa: E402
+from chaos_leaks import ENVIRON, STAGES, Leavers, kept_holdings, usual_holdings  # noqa: E402
 from chaos_load import asks  # noqa: E402
 from chaos_rounds import DEADLY_REQUEST, RoundResult, Rounds  # noqa: E402
 
@@ -65,7 +65,9 @@ def soak_leavers(model: Path, *, count: int) -> dict[str, Any]:
         before = [usual_holdings(process, cluster.database_port) for process in watched]
         departures = [asyncio.run(leavers.run(stage, -(-count // len(STAGES)))) for stage in STAGES]
         cluster.settle()
-        after = [holdings(process, cluster.database_port) for process in watched]
+        after = [
+            kept_holdings(process, cluster.database_port, usual) for process, usual in zip(watched, before, strict=True)
+        ]
         (row,) = cluster.query("select count(*) as num from jobs where ended_at is null")
     troubles = [trouble for one in departures for trouble in one.troubles]
     if any(new.kept_from(old) for old, new in zip(before, after, strict=True)):

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,16 +35,17 @@ class Holdings:
     """What a process holds while nothing runs."""
 
     num_tasks: int
-    num_files: int
-    num_threads: int
+    # What descriptors lead to, and the names of threads.
+    files: tuple[str, ...]
+    threads: tuple[str, ...]
     kv_usage: float = 0.0
 
     def kept_from(self, before: Holdings) -> bool:
         """True when more is held than before. Threads of pools are made when they are first needed, a few in all."""
         grown = (
             self.num_tasks > before.num_tasks,
-            self.num_files > before.num_files,
-            self.num_threads > before.num_threads + NUM_POOL_THREADS,
+            len(self.files) > len(before.files),
+            len(self.threads) > len(before.threads) + NUM_POOL_THREADS,
             self.kv_usage > before.kv_usage,
         )
         return any(grown)
@@ -80,17 +81,36 @@ def metrics(process: Process) -> dict[str, float]:
 
 
 def holdings(process: Process, database_port: int) -> Holdings:
-    """Count what a process holds now. Connections to the database are left out: their pool grows when it is needed."""
+    """Tell what a process holds now.
+
+    Left out are connections to the database, whose pool grows when it is needed, and the one that this very look came
+    through: the process closes it a moment after it has answered.
+    """
     told = metrics(process)
-    sockets = psutil.Process(process.pid).net_connections()
-    num_pooled = sum(1 for one in sockets if one.raddr and one.raddr.port == database_port)
-    status = Path(f"/proc/{process.pid}/status").read_text()
+    proc = Path(f"/proc/{process.pid}")
+    metrics_port = int(process.metrics_address.rpartition(":")[2])
+    passing = {
+        one.fd
+        for one in psutil.Process(process.pid).net_connections()
+        if one.raddr and (one.raddr.port == database_port or one.laddr.port == metrics_port)
+    }
+    # After the connections: one of them may be closed by now, none can be new.
+    files = [_told(entry.readlink) for entry in (proc / "fd").iterdir() if int(entry.name) not in passing]
+    threads = [_told((entry / "comm").read_text) for entry in (proc / "task").iterdir()]
     return Holdings(
         num_tasks=int(told["octavo_event_loop_tasks"]),
-        num_files=len(list(Path(f"/proc/{process.pid}/fd").iterdir())) - num_pooled,
-        num_threads=int(next(line.split()[1] for line in status.splitlines() if line.startswith("Threads:"))),
+        files=tuple(sorted(filter(None, files))),
+        threads=tuple(sorted(filter(None, threads))),
         kv_usage=told.get("octavo_kv_cache_usage_perc", 0.0),
     )
+
+
+def _told(ask: Callable[[], object]) -> str:
+    """What the kernel says of one of them; nothing if it has just ended."""
+    try:
+        return str(ask()).strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def usual_holdings(process: Process, database_port: int) -> Holdings:
@@ -101,10 +121,20 @@ def usual_holdings(process: Process, database_port: int) -> Holdings:
         time.sleep(LOOK_PAUSE_S)
     return Holdings(
         num_tasks=max(look.num_tasks for look in looks),
-        num_files=max(look.num_files for look in looks),
-        num_threads=max(look.num_threads for look in looks),
+        files=max((look.files for look in looks), key=len),
+        threads=max((look.threads for look in looks), key=len),
         kv_usage=max(look.kv_usage for look in looks),
     )
+
+
+def kept_holdings(process: Process, database_port: int, before: Holdings) -> Holdings:
+    """What a process holds beyond what was usual, as long as it does: what is kept is there at every look."""
+    for _ in range(NUM_LOOKS):
+        found = holdings(process, database_port)
+        if not found.kept_from(before):
+            break
+        time.sleep(LOOK_PAUSE_S)
+    return found
 
 
 class Leavers:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from chaos_cluster import Cluster
-from chaos_leaks import ENVIRON, STAGES, Leavers, holdings, usual_holdings
+from chaos_leaks import ENVIRON, STAGES, Leavers, kept_holdings, usual_holdings
 from plugins_models import demo_model_path
 
 __all__ = ["demo_model_path"]
@@ -35,7 +35,10 @@ def test_clients_that_disconnect_at_any_stage_leave_nothing_behind(cluster: Clus
     before = [usual_holdings(process, cluster.database_port) for process in (worker, gateway)]
     departures = [asyncio.run(leavers.run(stage, NUM_LEAVERS)) for stage in STAGES]
     cluster.settle()
-    after = [holdings(process, cluster.database_port) for process in (worker, gateway)]
+    after = [
+        kept_holdings(process, cluster.database_port, usual)
+        for process, usual in zip((worker, gateway), before, strict=True)
+    ]
     for one in departures:
         print(one.stage, sorted(round(t, 3) for t in one.freed_s))
     assert [trouble for one in departures for trouble in one.troubles] == []
