@@ -146,7 +146,13 @@ def result_of(
 
 def failure(message: common_pb2.Failure) -> Failure:
     """Why a job did not succeed."""
-    return Failure(code=message.code, message=message.message, hint=message.hint, grpc_code=message.grpc_code)
+    return Failure(
+        code=message.code,
+        message=message.message,
+        hint=message.hint,
+        grpc_code=message.grpc_code,
+        param=message.param,
+    )
 
 
 def job(message: jobs_pb2.Job) -> Job:

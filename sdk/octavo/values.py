@@ -114,6 +114,8 @@ class Failure:
     message: str
     hint: str = ""
     grpc_code: int = 0
+    # Field of the request that is at fault, if one is.
+    param: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,7 +145,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def fail(self, job_id: UUID, failure: JobFailure, grpc_code: int) -> None:
         log = self.logs[job_id]
         assert await self.work.finish(job_id, log.fence, failure=failure)
-        told = common_pb2.Failure(code=failure.code, message=failure.message, hint=failure.hint, grpc_code=grpc_code)
+        told = common_pb2.Failure(
+            code=failure.code,
+            message=failure.message,
+            hint=failure.hint,
+            grpc_code=grpc_code,
+            param=failure.param,
+        )
         await self._end(log, worker_pb2.StreamEnd(failure=told))
 
     async def drop(self, job_id: UUID) -> None:

@@ -96,7 +96,11 @@ def _end(end: worker_pb2.StreamEnd) -> Finish | Ended:
     if end.HasField("failure"):
         status = _STATUS_BY_CODE.get(end.failure.grpc_code, Status.INTERNAL)
         failure = JobFailure(
-            code=end.failure.code, message=end.failure.message, hint=end.failure.hint, status=status.name
+            code=end.failure.code,
+            message=end.failure.message,
+            hint=end.failure.hint,
+            status=status.name,
+            param=end.failure.param,
         )
         return Ended(failure=failure)
     if end.cancelled:
@@ -148,7 +152,8 @@ def _usage_record(usage: common_pb2.Usage) -> UsageRecord:
 def failure_error(failure: JobFailure) -> OctavoError:
     """The error that a failed job raises."""
     status = Status[failure.status] if failure.status in Status.__members__ else Status.INTERNAL
-    return OctavoError(failure.message, code=failure.code, status=status, hint=failure.hint)
+    param = failure.param or None
+    return OctavoError(failure.message, code=failure.code, status=status, hint=failure.hint, param=param)
 
 
 # --- what callers get
@@ -323,7 +328,9 @@ def _token_logprobs(told: TokenLogprob) -> common_pb2.TokenLogprobs:
 
 def _failure(value: JobFailure) -> common_pb2.Failure:
     status = Status[value.status] if value.status in Status.__members__ else Status.INTERNAL
-    return common_pb2.Failure(code=value.code, message=value.message, hint=value.hint, grpc_code=status.grpc_code)
+    return common_pb2.Failure(
+        code=value.code, message=value.message, hint=value.hint, grpc_code=status.grpc_code, param=value.param
+    )
 
 
 def _trace_id(traceparent: str) -> str:

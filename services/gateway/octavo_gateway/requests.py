@@ -54,6 +54,8 @@ class RequestLimits:
     """Bounds on the size of a request. Not the model's: those stand on its card."""
 
     max_prompt_chars: int = 1_000_000
+    # In one request; their characters (or ids) count together.
+    max_prompts: int = 128
     max_messages: int = 4096
     max_stop: int = 16
     max_stop_chars: int = 256

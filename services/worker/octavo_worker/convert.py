@@ -75,7 +75,9 @@ def usage(record: UsageRecord) -> common_pb2.Usage:
 def failure(failed: JobFailure) -> common_pb2.Failure:
     """Why the job failed, with the number of its status."""
     code = Status[failed.status].grpc_code
-    return common_pb2.Failure(code=failed.code, message=failed.message, hint=failed.hint, grpc_code=code)
+    return common_pb2.Failure(
+        code=failed.code, message=failed.message, hint=failed.hint, grpc_code=code, param=failed.param
+    )
 
 
 def step_record(record: StepRecord) -> worker_pb2.StepRecord:

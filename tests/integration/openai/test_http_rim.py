@@ -92,7 +92,7 @@ BAD = {
     "too large": (b'{"prompt": "' + b"x" * 300_000 + b'"}', 413, "body_too_large", None),
     "no prompt": (b"{}", 400, "empty_prompt", "prompt"),
     "empty prompt": (b'{"prompt": ""}', 400, "empty_prompt", "prompt"),
-    "two prompts": (b'{"prompt": ["a", "b"]}', 400, "unsupported_parameter", "prompt"),
+    "many prompts": (b'{"prompt": ["a"' + b', "b"' * 128 + b"]}", 400, "invalid_argument", "prompt"),
     "wrong type": (b'{"prompt": "a", "max_tokens": "4"}', 400, "invalid_argument", "max_tokens"),
     "no tokens": (b'{"prompt": "a", "max_tokens": 0}', 400, "invalid_argument", "max_tokens"),
     "hot": (b'{"prompt": "a", "temperature": 1e50}', 400, "invalid_argument", "temperature"),

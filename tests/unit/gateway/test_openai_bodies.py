@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from octavo_common.errors import QuotaExceeded, Unauthenticated, Unavailable
 from octavo_gateway.openai.bodies import parse_chat, parse_completion
 from octavo_gateway.openai.errors import BadRequest, error_body, error_response
-from octavo_gateway.requests import Beam
+from octavo_gateway.requests import Beam, RequestLimits
 
+LIMITS = RequestLimits(max_prompts=4, max_prompt_chars=100)
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def chat(**fields):
     body, ignored = parse_chat({"model": "m", "messages": MESSAGES, **fields})
-    return body.raw_request(""), ignored
+    return body.raw_requests("", LIMITS)[0], ignored
 
 
 def completion(**fields):
     body, ignored = parse_completion({"model": "m", "prompt": "a", **fields})
-    return body.raw_request("key"), ignored
+    return body.raw_requests("key", LIMITS)[0], ignored
 
 
 NEUTRAL = {
@@ -127,9 +130,16 @@ def test_structured_output_has_the_names_of_other_servers(fields, given):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "structural_tag"}}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        # As vLLM: what asks for a structure names one.
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False, "regex": None}}, "structured_outputs"),
         ({"guided_choice": "a"}, "guided_choice"),
     ],
 )
@@ -137,6 +147,49 @@ def test_forms_of_structured_output_that_are_not_there_are_refused_by_name(field
     with pytest.raises(BadRequest) as caught:
         chat(**fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("spacing", "options"),
+    [
+        ({"disable_any_whitespace": True}, {"whitespace_flexible": False}),
+        ({"whitespace_pattern": " ?"}, {"whitespace_pattern": " ?"}),
+    ],
+)
+def test_the_spacing_of_json_goes_with_its_schema(spacing, options):
+    for schema in (SCHEMA, json.dumps(SCHEMA)):
+        raw, _ = chat(structured_outputs={"json": schema, **spacing})
+        assert list(raw.structured) == [("json_schema", SCHEMA | {"x-guidance": options})]
+    raw, _ = chat(structured_outputs={"json_object": True, **spacing})
+    assert list(raw.structured) == [("json_schema", {"type": "object", "x-guidance": options})]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        (["a", "b", "a"], ["a", "b", "a"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2]], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_each_prompt_is_a_request_with_a_key_of_its_own(prompt, prompts):
+    body, _ = parse_completion({"prompt": prompt, "seed": 3})
+    found = body.raw_requests("once", LIMITS)
+    assert [each.prompt if each.prompt is not None else each.token_ids for each in found] == prompts
+    keys = [each.idempotency_key for each in found]
+    assert keys == (["once"] if len(prompts) == 1 else [f"once#{n}" for n in range(len(prompts))])
+    assert [(each.seed, each.max_tokens) for each in found] == [(3, 16)] * len(prompts)
+
+
+@pytest.mark.parametrize("prompt", [["a"] * 5, ["a" * 60, "b" * 60], [[1] * 60, [2] * 60]])
+def test_too_many_or_too_large_prompts_are_refused(prompt):
+    body, _ = parse_completion({"prompt": prompt})
+    with pytest.raises(BadRequest) as caught:
+        body.raw_requests("", LIMITS)
+    assert caught.value.param == "prompt"
 
 
 def test_a_beam_search_has_the_names_that_vllm_gave_it():

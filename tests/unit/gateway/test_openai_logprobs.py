@@ -91,40 +91,40 @@ PIECE = TokenPiece(
 def whole(shape: Shape) -> dict:
     answer = Gathered()
     answer.take(PIECE)
-    return shape.whole([answer], FINISH)
+    return shape.whole([answer], [FINISH])
 
 
 def test_a_chat_has_the_prompts_beside_its_choices_and_a_completion_in_them(names):
     telling = Telling(names=names, logprobs=True, prompt_logprobs=True)
-    chat = whole(Shape(accepted(), chat=True, telling=telling))
+    chat = whole(Shape([accepted()], chat=True, telling=telling))
     by_token = [None, {"73": {"logprob": -1.0, "rank": 1, "decoded_token": "I"}}]
     assert chat["prompt_logprobs"] == by_token
     assert [one["token"] for one in chat["choices"][0]["logprobs"]["content"]] == ["A"]
-    completion = whole(Shape(accepted(), chat=False, telling=telling))
+    completion = whole(Shape([accepted()], chat=False, telling=telling))
     assert completion["choices"][0]["prompt_logprobs"] == by_token
     assert completion["choices"][0]["logprobs"]["tokens"] == ["A"]
     for is_chat, place in ((True, lambda chunk: chunk), (False, lambda chunk: chunk["choices"][0])):
-        chunk = Shape(accepted(), chat=is_chat, telling=telling).piece(PIECE)
+        chunk = Shape([accepted()], chat=is_chat, telling=telling).piece(PIECE)
         assert chunk is not None and place(chunk)["prompt_logprobs"] == by_token
 
 
 def test_an_echoed_prompt_leads_the_completions_tokens(names):
-    shape = Shape(accepted(), chat=False, telling=Telling(names=names, logprobs=True, echo=True))
+    shape = Shape([accepted()], chat=False, telling=Telling(names=names, logprobs=True, echo=True))
     form = whole(shape)["choices"][0]["logprobs"]
     assert (form["tokens"], form["token_logprobs"]) == (["H", "I", "A"], [None, -1.0, -0.5])
 
 
 def test_a_piece_without_text_goes_out_for_what_is_told_of_it_alone(names):
     piece = TokenPiece(first_token=0, token_ids=(E_ACUTE[0],), text="", logprobs=(told(-0.5),))
-    assert Shape(accepted(), chat=True).piece(piece) is None
-    chunk = Shape(accepted(), chat=True, telling=Telling(names=names, logprobs=True)).piece(piece)
+    assert Shape([accepted()], chat=True).piece(piece) is None
+    chunk = Shape([accepted()], chat=True, telling=Telling(names=names, logprobs=True)).piece(piece)
     assert chunk is not None and chunk["choices"][0]["logprobs"]["content"][0]["bytes"] == [E_ACUTE[0]]
 
 
 def test_each_answer_has_an_end_of_its_own_and_its_score():
     ends = (ChoiceEnd(finish_reason="stop", score=-1.0), ChoiceEnd(finish_reason="length", score=-2.0))
     finish = Finish(finish_reason="stop", usage=FINISH.usage, choices=ends)
-    shape = Shape(accepted(num_choices=2), chat=True)
+    shape = Shape([accepted(num_choices=2)], chat=True)
     closings = [chunk["choices"][0] for chunk in shape.closing(finish)]
     assert [(c["index"], c["finish_reason"], c["octavo"]["score"]) for c in closings] == [
         (0, "stop", -1.0),

@@ -110,6 +110,8 @@ class JobFailure:
     hint: str = ""
     # Name of an errors.Status.
     status: str = "INTERNAL"
+    # Name of the request's field at fault, if it is one's.
+    param: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

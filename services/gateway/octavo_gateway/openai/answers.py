@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,21 +11,29 @@ from octavo_common.jobs.spec import ChoiceResult, GenerationResult, JobFailure, 
 from octavo_gateway.values import ModelInfo
 
 
-def usage(record: UsageRecord) -> dict[str, Any]:
-    """OpenAI's counts, and under `octavo` what it has no name for."""
-    counts = token_counts(record.prompt_tokens, record.completion_tokens)
+def usage(*records: UsageRecord) -> dict[str, Any]:
+    """OpenAI's counts, and under `octavo` what it has no name for; of several jobs the sums, and the longest times."""
+    seeds = {record.seed for record in records}
+    counts = token_counts(
+        sum(record.prompt_tokens for record in records), sum(record.completion_tokens for record in records)
+    )
     return counts | {
-        "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(record.cached_tokens for record in records)},
         "octavo": {
-            "seed": record.seed,
-            "num_preemptions": record.num_preemptions,
-            "num_losses": record.num_losses,
-            "numerics_changed": record.numerics_changed,
-            "queue_s": record.queue_s,
-            "time_to_first_token_s": record.time_to_first_token_s,
-            "total_s": record.total_s,
+            # Each job draws its own where none was given.
+            "seed": seeds.pop() if len(seeds) == 1 else None,
+            "num_preemptions": sum(record.num_preemptions for record in records),
+            "num_losses": sum(record.num_losses for record in records),
+            "numerics_changed": any(record.numerics_changed for record in records),
+            "queue_s": _longest(record.queue_s for record in records),
+            "time_to_first_token_s": _longest(record.time_to_first_token_s for record in records),
+            "total_s": _longest(record.total_s for record in records),
         },
     }
+
+
+def _longest(times_s: Iterable[float | None]) -> float | None:
+    return max((time_s for time_s in times_s if time_s is not None), default=None)
 
 
 def token_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
@@ -74,6 +82,17 @@ def job(row: Job) -> dict[str, Any]:
     }
 
 
+def jobs(rows: Sequence[Job], *, has_more: bool) -> dict[str, Any]:
+    """A page of jobs in the form of OpenAI's lists; the last id is the next page's `after`."""
+    return {
+        "object": "list",
+        "data": [job(row) for row in rows],
+        "first_id": str(rows[0].id) if rows else None,
+        "last_id": str(rows[-1].id) if rows else None,
+        "has_more": has_more,
+    }
+
+
 def _outcome(result: Mapping[str, Any] | None) -> dict[str, Any]:
     if result is None:
         return {"text": None, "token_ids": None, "finish_reason": None, "usage": None, "choices": None}
@@ -104,7 +123,12 @@ def _failure(error: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if error is None:
         return None
     failure = JobFailure.from_json(dict(error))
-    return {"code": failure.code.lower(), "message": failure.message, "hint": failure.hint}
+    return {
+        "code": failure.code.lower(),
+        "message": failure.message,
+        "hint": failure.hint,
+        "param": failure.param or None,
+    }
 
 
 def _seconds(time: datetime | None) -> float | None:

@@ -14,18 +14,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from octavo_common.errors import Internal, ModelNotFound, OctavoError
+from octavo_common.jobs.model import Principal
 from octavo_gateway.api import GenerationApi
 from octavo_gateway.openai import answers
+from octavo_gateway.openai.batches import Batch, accept_all, numbered
 from octavo_gateway.openai.bodies import ChatBody, CompletionBody, parse_chat, parse_completion
 from octavo_gateway.openai.errors import BadRequest, error_response
 from octavo_gateway.openai.logprobs import Names
+from octavo_gateway.openai.naming import renamed
 from octavo_gateway.openai.parts import StreamOptions
 from octavo_gateway.openai.requests import ClientGone, authenticate, read_json
 from octavo_gateway.openai.shapes import Shape, Telling
 from octavo_gateway.openai.streaming import SILENCE_S, EventStream, collect, unless_gone
-from octavo_gateway.requests import RequestLimits
+from octavo_gateway.requests import RequestLimits, ValidRequest
 from octavo_gateway.validation import validate
-from octavo_gateway.values import AcceptedJob
 
 log = structlog.get_logger(__name__)
 
@@ -82,51 +84,55 @@ class _Rim:
         return await self._generate(request, parse_chat)
 
     async def completions(self, request: Request) -> Response:
-        try:
-            return await self._generate(request, parse_completion)
-        except OctavoError as error:
-            if error.param == "token_ids":
-                # Here the ids came as the prompt.
-                error.param = "prompt"
-            raise
+        return await self._generate(request, parse_completion)
 
     async def _generate(self, request: Request, parse: Parse) -> Response:
         principal = await authenticate(request, self._api)
         body, ignored = parse(await read_json(request, self._max_body_bytes))
-        valid = validate(body.raw_request(request.headers.get("idempotency-key", "")), self._limits)
-        accepted = await unless_gone(
-            request.receive, self._api.accept(principal, valid, traceparent=request.headers.get("traceparent"))
-        )
-        headers = {"X-Octavo-Job": str(accepted.job_id)}
+        try:
+            batch = await self._accept(request, principal, body)
+        except OctavoError as error:
+            raise renamed(error, body.names) from None
+        headers = {"X-Octavo-Job": batch.names}
         if ignored:
-            log.info("http.parameters_ignored", job_id=str(accepted.job_id), names=list(ignored))
+            log.info("http.parameters_ignored", job_id=batch.names, names=list(ignored))
             headers["X-Octavo-Ignored"] = _header_text(", ".join(ignored))
         try:
-            shape = await self._shape(body, accepted)
+            shape = await self._shape(body, batch)
         except BaseException:
-            self._api.leave(accepted)
+            batch.leave()
             raise
         if body.stream:
             options = body.stream_options or StreamOptions()
-            return EventStream(self._api, accepted, shape, options, headers=headers, silence_s=self._silence_s)
+            return EventStream(batch, shape, options, names=body.names, headers=headers, silence_s=self._silence_s)
         try:
-            whole = await unless_gone(request.receive, collect(self._api, accepted, shape))
+            whole = await unless_gone(request.receive, collect(batch, shape))
         except OctavoError as error:
-            return error_response(error, headers)
+            return error_response(renamed(error, body.names), headers)
         finally:
-            self._api.leave(accepted)
+            batch.leave()
         return JSONResponse(whole, headers=headers)
 
-    async def _shape(self, body: ChatBody | CompletionBody, accepted: AcceptedJob) -> Shape:
+    async def _accept(self, request: Request, principal: Principal, body: ChatBody | CompletionBody) -> Batch:
+        """Make jobs of a body, all or none."""
+        raw = body.raw_requests(request.headers.get("idempotency-key", ""), self._limits)
+        valid: list[ValidRequest] = []
+        for number, each in enumerate(raw):
+            with numbered(number, len(raw)):
+                valid.append(validate(each, self._limits))
+        accepting = accept_all(self._api, principal, valid, traceparent=request.headers.get("traceparent"))
+        return await unless_gone(request.receive, accepting)
+
+    async def _shape(self, body: ChatBody | CompletionBody, batch: Batch) -> Shape:
         telling = Telling()
         if body.tells:
             telling = Telling(
-                names=Names(await self._api.tokenizer(accepted)),
+                names=Names(await self._api.tokenizer(batch.jobs[0])),
                 logprobs=body.num_logprobs is not None,
                 echo=isinstance(body, CompletionBody) and body.echo,
                 prompt_logprobs=body.prompt_logprobs is not None,
             )
-        return Shape(accepted, chat=isinstance(body, ChatBody), telling=telling)
+        return Shape(batch.jobs, chat=isinstance(body, ChatBody), telling=telling)
 
     async def models(self, request: Request) -> Response:
         await authenticate(request, self._api)

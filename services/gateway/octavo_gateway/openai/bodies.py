@@ -6,15 +6,19 @@ Values are checked for their types only: their ranges are `validation`'s.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from octavo_gateway.openai.errors import BadRequest
 from octavo_gateway.openai.generation import GenerationBody, false_is_none
-from octavo_gateway.openai.parts import Body, ChatMessageBody, Flag, StreamOptions, TextPart
+from octavo_gateway.openai.parts import Body, ChatMessageBody, Flag, TextPart
 from octavo_gateway.openai.support import refuse_unknown_options, refuse_unsupported
-from octavo_gateway.requests import Message, RawRequest
+from octavo_gateway.requests import Message, RawRequest, RequestLimits
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 # The legacy endpoint's own default; chats may take what the context leaves.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -33,8 +37,14 @@ class ChatBody(GenerationBody):
         """None without `logprobs`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def raw_request(self, idempotency_key: str) -> RawRequest:
-        """The request in the gateway's terms."""
+    @property
+    def names(self) -> dict[str, str]:
+        """What stands in the body, by the gateway's names."""
+        names = super().names | {"logprobs": "top_logprobs", "prompt": "messages"}
+        return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
+
+    def raw_requests(self, idempotency_key: str, bounds: RequestLimits) -> list[RawRequest]:
+        """The only one."""
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         if self.max_tokens is not None and self.max_tokens != max_tokens:
             raise BadRequest(
@@ -45,7 +55,7 @@ class ChatBody(GenerationBody):
                 "top_logprobs is taken only together with logprobs", code="INVALID_ARGUMENT", param="top_logprobs"
             )
         messages = [_message(m, f"messages[{n}]") for n, m in enumerate(self.messages)]
-        return RawRequest(messages=messages, max_tokens=max_tokens, **self.common(idempotency_key))
+        return [RawRequest(messages=messages, max_tokens=max_tokens, **self.common(idempotency_key))]
 
 
 class CompletionBody(GenerationBody):
@@ -61,36 +71,56 @@ class CompletionBody(GenerationBody):
         """As it stands there."""
         return self.logprobs
 
-    def raw_request(self, idempotency_key: str) -> RawRequest:
-        """The request in the gateway's terms."""
+    @property
+    def names(self) -> dict[str, str]:
+        """What stands in the body, by the gateway's names."""
+        names = super().names | {"token_ids": "prompt"}
+        # With echo the prompt's tokens are told by the same field.
+        return names if self.prompt_logprobs is not None else names | {"prompt_logprobs": "logprobs"}
+
+    def raw_requests(self, idempotency_key: str, bounds: RequestLimits) -> list[RawRequest]:
+        """One for each prompt. Raises BadRequest for too many."""
         max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        prompt = self._only_prompt()
-        given = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+        prompts = self._prompts(bounds)
         fields = self.common(idempotency_key)
         if self.echo and self.logprobs is not None:
             # The prompt's tokens are told like the others.
             fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
-        return RawRequest(echo=self.echo, max_tokens=max_tokens, **given, **fields)
+        requests: list[RawRequest] = []
+        for number, prompt in enumerate(prompts):
+            if idempotency_key and len(prompts) > 1:
+                # A key of its own for each job: the request again finds them all.
+                fields["idempotency_key"] = f"{idempotency_key}#{number}"
+            given = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+            requests.append(RawRequest(echo=self.echo, max_tokens=max_tokens, **given, **fields))
+        return requests
 
-    def _only_prompt(self) -> str | list[int]:
-        """The prompt; a list of one is that one."""
+    def _prompts(self, bounds: RequestLimits) -> list[str | list[int]]:
+        """The prompts, whether there is one (text, or ids) or a list of them."""
         prompt = self.prompt
         if prompt is None:
             raise BadRequest("the request has no prompt", code="EMPTY_PROMPT", param="prompt")
         if isinstance(prompt, str):
-            return prompt
-        if prompt and isinstance(prompt[0], int):
-            return [token for token in prompt if isinstance(token, int)]
-        if len(prompt) == 1 and not isinstance(prompt[0], int):
-            return prompt[0]
-        if not prompt:
-            return []
-        raise BadRequest(
-            f"one prompt is taken in a request, and there are {len(prompt)}",
-            code="UNSUPPORTED_PARAMETER",
-            param="prompt",
-            hint="send a request for each prompt: they are batched together anyway",
-        )
+            return [prompt]
+        if not prompt or isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        prompts = [part for part in prompt if not isinstance(part, int)]
+        if len(prompts) > bounds.max_prompts:
+            raise BadRequest(
+                f"at most {bounds.max_prompts} prompts are taken in a request, and there are {len(prompts)}",
+                code="INVALID_ARGUMENT",
+                param="prompt",
+                hint="send several requests: they are batched together anyway",
+            )
+        size = sum(map(len, prompts))
+        if size > bounds.max_prompt_chars:
+            raise BadRequest(
+                f"the prompts have {size} characters or ids together, and at most {bounds.max_prompt_chars} are taken",
+                code="PROMPT_TOO_LARGE",
+                param="prompt",
+                hint="send several requests",
+            )
+        return prompts
 
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
@@ -160,19 +190,25 @@ def _parse(kind: type[BodyT], value: Any) -> BodyT:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = _param(kind, first["loc"])
+        first = _deepest(error.errors(include_url=False, include_context=False, include_input=False))
+        param = _param(value, first["loc"])
         raise BadRequest(f"{param or 'the body'}: {first['msg']}", code="INVALID_ARGUMENT", param=param) from error
 
 
-def _param(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str | None:
-    """The field's path, without the alternatives of a union that pydantic names in it."""
-    names = set(kind.model_fields) | set(ChatMessageBody.model_fields) | set(TextPart.model_fields)
-    names |= set(StreamOptions.model_fields)
-    path = ""
-    for part in loc:
+def _deepest(errors: Sequence[ErrorDetails]) -> ErrorDetails:
+    """Of the first field at fault, what is said of its innermost part: of a union that is the alternative meant."""
+    field = errors[0]["loc"][:1]
+    return max((error for error in errors if error["loc"][:1] == field), key=lambda error: len(error["loc"]))
+
+
+def _param(body: Any, loc: tuple[int | str, ...]) -> str | None:
+    """The field's path in the body, without the alternatives of a union that pydantic names in it."""
+    path, here = "", body
+    for number, part in enumerate(loc):
         if isinstance(part, int):
-            path += f"[{part}]"
-        elif part in names:
-            path += f".{part}" if path else part
+            if not isinstance(here, list) or part >= len(here):
+                break
+            path, here = f"{path}[{part}]", here[part]
+        elif isinstance(here, dict) and (part in here or number == len(loc) - 1):
+            path, here = f"{path}.{part}" if path else part, here.get(part)
     return path or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pydantic import ConfigDict, Field
@@ -9,8 +10,12 @@ from pydantic import ConfigDict, Field
 from octavo_gateway.openai.errors import BadRequest
 from octavo_gateway.openai.parts import Body, Flag
 
-# Further fields of vLLM's: some only choose how it is done, the others are not there.
-_IGNORED = frozenset({"_backend", "_backend_was_auto", "disable_any_whitespace", "disable_fallback"})
+# Further fields of vLLM's: they only choose how it is done.
+_IGNORED = frozenset({"_backend", "_backend_was_auto", "disable_fallback"})
+# Our names of what can be asked for.
+KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "ebnf"}
+# Our name, the field of the body, and what is said of it.
+Given = tuple[str, str, Any]
 
 
 class SchemaFormat(Body):
@@ -32,24 +37,24 @@ class ResponseFormat(Body):
     type: str
     json_schema: SchemaFormat | None = None
 
-    def given(self) -> list[tuple[str, Any]]:
+    def given(self) -> list[Given]:
         """The kind and what is said of it. Raises BadRequest."""
         if self.type == "text":
             return []
         if self.type == "json_object":
-            return [("json_object", True)]
+            return [("json_object", "response_format", True)]
         if self.type != "json_schema":
             raise BadRequest(
                 f"response_format: the type {self.type[:64]!r} is not supported",
                 code="UNSUPPORTED_PARAMETER",
-                param="response_format",
+                param="response_format.type",
                 hint="types are text, json_object and json_schema",
             )
-        if self.json_schema is None or self.json_schema.schema_ is None:
-            raise BadRequest(
-                "response_format has no json_schema.schema", code="INVALID_ARGUMENT", param="response_format"
-            )
-        return [("json_schema", self.json_schema.schema_)]
+        schema = None if self.json_schema is None else self.json_schema.schema_
+        if schema is None:
+            param = "response_format.json_schema" + ("" if self.json_schema is None else ".schema")
+            raise BadRequest(f"{param} is missing", code="INVALID_ARGUMENT", param=param)
+        return [("json_schema", "response_format.json_schema.schema", schema)]
 
 
 class StructuredOutputs(Body):
@@ -60,21 +65,53 @@ class StructuredOutputs(Body):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: Flag = False
+    # How JSON is spaced.
+    disable_any_whitespace: Flag = False
+    whitespace_pattern: str | None = None
 
-    def given(self) -> list[tuple[str, Any]]:
-        """The kind and what is said of it. Raises BadRequest for a field that there is not."""
+    def given(self) -> list[Given]:
+        """The kind and what is said of it. Raises BadRequest for a field that there is not, or if nothing is asked."""
         for name, value in (self.model_extra or {}).items():
             if value not in (None, False) and name not in _IGNORED:
                 raise BadRequest(
                     f"structured_outputs.{name[:64]} is not supported",
                     code="UNSUPPORTED_PARAMETER",
-                    param="structured_outputs",
+                    param=f"structured_outputs.{name[:64]}",
                 )
-        plain: list[tuple[str, Any]] = [("json_object", True)] if self.json_object else []
-        return plain + given_of(self.json_, self.regex, self.choice, self.grammar)
+        spacing = self._spacing()
+        values = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        given = [
+            (KINDS[name], f"structured_outputs.{name}", value) for name, value in values.items() if value is not None
+        ]
+        if self.json_object:
+            schema: Any = {"type": "object"} if spacing else True
+            given.append(("json_schema" if spacing else "json_object", "structured_outputs.json_object", schema))
+        if not given:
+            raise BadRequest(
+                "structured_outputs asks for nothing",
+                code="INVALID_ARGUMENT",
+                param="structured_outputs",
+                hint=f"give one of {', '.join(values)}, json_object, or leave it out",
+            )
+        return [
+            (kind, name, _spaced(value, spacing) if kind == "json_schema" else value) for kind, name, value in given
+        ]
+
+    def _spacing(self) -> dict[str, Any]:
+        if self.whitespace_pattern is not None:
+            return {"whitespace_pattern": self.whitespace_pattern}
+        return {"whitespace_flexible": False} if self.disable_any_whitespace else {}
 
 
-def given_of(schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None) -> list[tuple[str, Any]]:
-    """Those that were given."""
-    kinds = (("json_schema", schema), ("regex", regex), ("choice", choice), ("ebnf", grammar))
-    return [(kind, value) for kind, value in kinds if value is not None]
+def _spaced(schema: Any, spacing: dict[str, Any]) -> Any:
+    """The schema with its spacing in the place where the worker looks for it."""
+    if not spacing:
+        return schema
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError):
+        return schema  # refused as what it is
+    if not isinstance(value, dict):
+        return schema
+    options = value.get("x-guidance")
+    return value | {"x-guidance": (options if isinstance(options, dict) else {}) | spacing}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from octavo_gateway.openai.errors import BadRequest
-from octavo_gateway.openai.formats import ResponseFormat, StructuredOutputs, given_of
+from octavo_gateway.openai.formats import KINDS, Given, ResponseFormat, StructuredOutputs
 from octavo_gateway.openai.parts import Body, Flag, OptionalText, StreamOptions
-from octavo_gateway.requests import Beam, OnDisconnect
+from octavo_gateway.requests import Beam, OnDisconnect, RawRequest, RequestLimits
 
 
 def false_is_none(value: Any) -> Any:
@@ -60,6 +60,21 @@ class GenerationBody(Body):
     on_disconnect: Literal["cancel", "detach"] | None = None
     fair_key: OptionalText = ""
     cache_salt: OptionalText = ""
+
+    def raw_requests(self, idempotency_key: str, bounds: RequestLimits) -> list[RawRequest]:
+        """The requests in the gateway's terms, one for each prompt."""
+        raise NotImplementedError
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What stands in the body, by the name that the gateway's checks have for it."""
+        return {
+            "include_stop": "include_stop_str_in_output",
+            "beam_width": "n" if self.best_of is None else "best_of",
+            "structured_output": self._structured_names()[-1],
+            "timeout": "timeout_s",
+            "idempotency_key": "Idempotency-Key",
+        }
 
     def common(self, idempotency_key: str) -> dict[str, Any]:
         """Fields of a RawRequest that do not depend on the kind."""
@@ -115,9 +130,22 @@ class GenerationBody(Body):
         }
 
     def _structured(self) -> list[tuple[str, Any]]:
+        return [(kind, value) for kind, _, value in self._given()]
+
+    def _structured_names(self) -> list[str]:
+        return [name for _, name, _ in self._given()] or ["structured_outputs"]
+
+    def _given(self) -> list[Given]:
+        """Kinds, the fields that say them, and what they say."""
         given = self.response_format.given() if self.response_format is not None else []
         given += self.structured_outputs.given() if self.structured_outputs is not None else []
-        return given + given_of(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        older = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+        }
+        return given + [(KINDS[n], f"guided_{n}", value) for n, value in older.items() if value is not None]
 
     @property
     def num_logprobs(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Sends a generation to a client that may go away at any moment: as one JSON answer, or as server-sent events.
+"""Sends what a request generates to a client that may go away at any moment: as JSON, or as server-sent events.
 
 Whoever leaves early leaves the generation too, within the event loop's next turns; what that means for the job is the
 request's `on_disconnect`. Knows no parameters.
@@ -17,13 +17,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo_common.errors import Internal, OctavoError
-from octavo_gateway.api import GenerationApi
 from octavo_gateway.openai.answers import token_counts
+from octavo_gateway.openai.batches import Batch
 from octavo_gateway.openai.errors import error_body
+from octavo_gateway.openai.naming import renamed
 from octavo_gateway.openai.parts import StreamOptions
 from octavo_gateway.openai.requests import ClientGone
 from octavo_gateway.openai.shapes import Gathered, Shape
-from octavo_gateway.values import AcceptedJob, Finish, TokenPiece
+from octavo_gateway.values import Finish, TokenPiece
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -53,15 +54,17 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def collect(api: GenerationApi, accepted: AcceptedJob, shape: Shape) -> dict[str, Any]:
-    """Read the whole generation. Raises the job's error."""
+async def collect(batch: Batch, shape: Shape) -> dict[str, Any]:
+    """Read the whole generation. Raises the first error of its jobs."""
     answers = [Gathered() for _ in range(shape.num_choices)]
-    async with aclosing(api.stream(accepted)) as events:
-        async for event in events:
+    finishes: dict[int, Finish] = {}
+    async with aclosing(batch.events()) as events:
+        async for prompt, event in events:
             if isinstance(event, Finish):
-                return shape.whole(answers, event)
-            answers[event.choice].take(event)
-    raise Internal("the stream ended without its last message")
+                finishes[prompt] = event
+            else:
+                answers[shape.index(prompt, event.choice)].take(event)
+    return shape.whole(answers, [finishes[prompt] for prompt in sorted(finishes)])
 
 
 class EventStream(Response):
@@ -71,21 +74,21 @@ class EventStream(Response):
 
     def __init__(
         self,
-        api: GenerationApi,
-        accepted: AcceptedJob,
+        batch: Batch,
         shape: Shape,
         options: StreamOptions,
         *,
         headers: Mapping[str, str],
+        names: Mapping[str, str],
         silence_s: float = SILENCE_S,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         # Its length is not known.
         del self.headers["content-length"]
-        self._api = api
-        self._accepted = accepted
+        self._batch = batch
         self._shape = shape
         self._options = options
+        self._names = names
         self._silence_s = silence_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,9 +96,9 @@ class EventStream(Response):
         try:
             await unless_gone(receive, self._send_all(send))
         except ClientGone:
-            log.info("http.client_gone", job_id=str(self._accepted.job_id))
+            log.info("http.client_gone", job_id=self._batch.names)
         finally:
-            self._api.leave(self._accepted)
+            self._batch.leave()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -108,32 +111,39 @@ class EventStream(Response):
         for opening in self._shape.opening():
             yield self._event(opening, 0)
         num_tokens = 0
+        finishes: dict[int, Finish] = {}
         try:
-            async with aclosing(self._api.stream(self._accepted)) as events:
-                async for event in events:
+            async with aclosing(self._batch.events()) as events:
+                async for prompt, event in events:
                     if isinstance(event, TokenPiece):
                         num_tokens += len(event.token_ids)
-                        chunk = self._shape.piece(event)
+                        chunk = self._shape.piece(event, prompt)
                         if chunk is not None:
                             yield self._event(chunk, num_tokens)
                         continue
-                    for closing in self._shape.closing(event):
-                        yield self._event(closing, event.usage.completion_tokens)
-                    if self._options.include_usage:
-                        yield _encode(self._shape.usage_piece(event))
-                    yield _DONE
+                    finishes[prompt] = event
+                    for closing in self._shape.closing(event, prompt):
+                        yield self._event(closing, max(num_tokens, _num_counted(finishes)))
+            if self._options.include_usage:
+                yield _encode(self._shape.usage_piece([finishes[prompt] for prompt in sorted(finishes)]))
+            yield _DONE
         except OctavoError as error:
-            yield _encode(error_body(error))
+            yield _encode(error_body(renamed(error, self._names)))
         except Exception:
-            log.exception("http.stream_failed", job_id=str(self._accepted.job_id))
+            log.exception("http.stream_failed", job_id=self._batch.names)
             yield _encode(error_body(Internal("the stream failed")))
 
     def _event(self, chunk: dict[str, Any], num_tokens: int) -> bytes:
         if self._options.continuous_usage_stats:
-            chunk["usage"] = token_counts(self._accepted.num_prompt_tokens, num_tokens)
+            chunk["usage"] = token_counts(self._shape.num_prompt_tokens, num_tokens)
         elif self._options.include_usage:
             chunk["usage"] = None
         return _encode(chunk)
+
+
+def _num_counted(finishes: Mapping[int, Finish]) -> int:
+    """Tokens of the answers that have ended, also of those that are not told."""
+    return sum(finish.usage.completion_tokens for finish in finishes.values())
 
 
 async def with_comments(events: AsyncGenerator[bytes, None], silence_s: float) -> AsyncGenerator[bytes, None]:

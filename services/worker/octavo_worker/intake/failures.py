@@ -32,7 +32,9 @@ def refusal(claimed: Claimed, *, max_sequence_tokens: int) -> JobFailure | None:
 
 def failure_of(error: OctavoError) -> JobFailure:
     """An error of ours, as it was raised."""
-    return JobFailure(code=error.code, message=error.message, hint=error.hint, status=error.status.name)
+    return JobFailure(
+        code=error.code, message=error.message, hint=error.hint, status=error.status.name, param=error.param or ""
+    )
 
 
 def failure_of_engine(delta: Delta) -> JobFailure:
