@@ -84,6 +84,12 @@ class Bench:
         """Abort a request."""
         self.take(self.engine.abort(request_id))
 
+    def abort_choice(self, id: str, choice: int) -> list[Delta]:
+        """Abort one choice of a request."""
+        deltas = self.engine.abort_choice(SeqId(id, choice))
+        self.take(deltas)
+        return deltas
+
     def step(self) -> list[Delta]:
         """One step, with the books checked after it."""
         deltas = self.engine.step()

@@ -35,6 +35,8 @@ class Driver:
     requests: dict[str, Request] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
     aborted: set[str] = field(default_factory=set)
+    # Choices that were aborted alone.
+    left: set[SeqId] = field(default_factory=set)
     num_idle_steps: int = 0
     num_copies: int = 0
     num_stores: int = 0
@@ -127,8 +129,11 @@ class Driver:
     def abort(self):
         if self.live:
             id = self.random.choice(sorted(self.live))
-            self.bench.abort(id)
-            self.aborted.add(id)
+            if self.random.random() < 0.3:
+                self.left.update(delta.id for delta in self.bench.abort_choice(id, self.random.randrange(5)))
+            else:
+                self.bench.abort(id)
+                self.aborted.add(id)
             self.bench.engine.check_integrity()
             self.forget_ended()
 
@@ -230,9 +235,15 @@ class Driver:
                 continue
             assert len(outcomes) == request.num_choices
             for choice, outcome in enumerate(outcomes):
-                self.check_choice(id, request, outcome, expected_output(request, self.max_tokens, choice))
+                expected = expected_output(request, self.max_tokens, choice)
+                if SeqId(id, choice) in self.left:
+                    assert outcome.finish is FinishReason.ABORTED
+                    assert outcome.tokens == expected[: len(outcome.tokens)]
+                else:
+                    self.check_choice(id, request, outcome, expected)
             scored = [told.logprob for told in outcomes[0].prompt_logprobs]
-            if request.params.num_prompt_logprobs is not None and id not in self.bad | self.aborted:
+            whole = id not in self.bad | self.aborted and SeqId(id, 0) not in self.left
+            if request.params.num_prompt_logprobs is not None and whole:
                 assert len(scored) in (0, len(request.prompt) - 1)
 
     def check_choice(self, id, request, outcome, expected):

@@ -3,6 +3,7 @@ import threading
 
 import grpc
 import pytest
+from fakes.tiny_executor import expected_output
 from fakes.tiny_worker import TOKEN, TinyWorker, read, until
 
 from octavo.v1 import common_pb2, worker_pb2, worker_pb2_grpc
@@ -149,6 +150,25 @@ async def test_a_stop_string_over_token_borders_ends_the_job(worker):
     assert got == tokens[: len(got)]
     result = result_of(await worker.get(job))
     assert (list(result.token_ids), result.text) == (got, text)
+
+
+async def test_an_answer_that_a_stop_string_ends_is_computed_no_further_while_the_others_go_on(worker):
+    worker.executor.step_s = 0.02
+    sampling = {"temperature": 1.0, "seed": 3}
+    request = worker.request(PROMPT, 60, **sampling)
+    tokens = [expected_output(request, 1000, choice) for choice in range(2)]
+    texts = [worker.tokenizer.decode(ids) for ids in tokens]
+    stop = next(texts[0][i : i + 4] for i in range(8, 40) if texts[0][i : i + 4] not in texts[1])
+    job = await worker.start(PROMPT, 60, n=2, stop=(stop,), **sampling)
+    await until(lambda: worker.stats.num_running == 2, bool)
+    await until(lambda: worker.stats.num_running == 1, bool)
+    # What the answer had for itself is there for others, long before the other one ends.
+    assert not (await worker.get(job)).state.ended
+    result = result_of(await worker.ended(job))
+    assert result.text == texts[0][: texts[0].index(stop)]
+    assert list(result.others[0].token_ids) == tokens[1]
+    rows = [row.id.choice for plan in worker.executor.plans for row in plan.rows]
+    assert rows.count(0) < rows.count(1)
 
 
 async def test_stop_tokens_and_sampling_reach_the_engine(worker):

@@ -1,7 +1,7 @@
 """Several choices of one request: what they share, when a block is copied, and how they end."""
 
 import pytest
-from fakes.engines import Bench, make_request
+from fakes.engines import Bench, make_beams, make_request
 from fakes.tiny_executor import TinyExecutor, expected_output, logprob
 
 from octavo_worker.engine.types import AdmissionError, FinishReason, SeqId
@@ -74,6 +74,36 @@ def test_abort_ends_all_choices_before_and_after_they_fork():
         assert [bench.choices[SeqId("a", c)].finish for c in range(4)] == [FinishReason.ABORTED] * 4
         bench.run()
         bench.assert_empty()
+
+
+def test_a_choice_that_is_aborted_alone_gives_its_blocks_back_and_the_others_go_on():
+    bench = Bench(block_size=4)
+    request = several(prompt=range(8), num=3, max_tokens=20)
+    bench.add(request)
+    # Before the fork there is one sequence for all.
+    assert bench.abort_choice("a", 1) == [] == bench.abort_choice("nobody", 0)
+    for _ in range(6):
+        bench.step()
+    # Two blocks of prompt for all, and two of each one's own.
+    assert bench.engine.stats().num_used_blocks == 8
+    bench.abort_choice("a", 0)
+    bench.engine.check_integrity()
+    assert bench.engine.stats().num_used_blocks == 6
+    assert bench.abort_choice("a", 0) == []
+    bench.run()
+    assert [bench.choices[SeqId("a", c)].finish for c in range(3)] == [FinishReason.ABORTED] + [FinishReason.LENGTH] * 2
+    for choice in (1, 2):
+        assert bench.choices[SeqId("a", choice)].tokens == expected_output(request, 1000, choice)
+    bench.assert_empty()
+
+
+def test_the_beams_of_a_search_are_not_aborted_one_by_one():
+    bench = Bench()
+    bench.add(make_beams(width=2))
+    bench.step()
+    assert bench.abort_choice("a", 0) == [] == bench.abort_choice("a", 1)
+    bench.run()
+    bench.assert_empty()
 
 
 def test_a_prompt_that_fails_fails_for_all_choices_and_a_fork_that_fails_fails_alone():

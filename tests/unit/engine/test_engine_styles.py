@@ -104,3 +104,22 @@ def test_v0_lets_those_that_decode_go_on_under_a_flood_of_prompts():
             break
     # Never more steps of prompts in a row than there is room for sequences.
     assert step <= 10 * (4 + 1)
+
+
+def test_who_came_first_is_computed_again_before_a_younger_one_comes_back_from_host_memory():
+    bench = Bench(num_blocks=12, style=PhasedSteps(), num_host_slots=5)
+    # The youngest goes to host memory, which then has no room for the second.
+    prompts = {"a": range(4), "b": range(1, 13), "c": range(2, 10)}
+    requests = [make_request(id, prompt, max_tokens=30) for id, prompt in prompts.items()]
+    for request in requests:
+        bench.add(request)
+    while bench.engine.has_work and bench.outcomes["a"].finish is None:
+        bench.step()
+    first, second = bench.scheduler._roster.returning
+    assert (first.id.request, bool(first.parked)) == ("b", False)
+    assert (second.id.request, bool(second.parked)) == ("c", True)
+    bench.step()
+    assert [row.id.request for row in bench.executor.plans[-1].rows] == ["b"]
+    bench.run()
+    assert [bench.outcomes[r.id].tokens for r in requests] == [expected_output(r, 48) for r in requests]
+    bench.assert_empty()

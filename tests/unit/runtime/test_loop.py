@@ -11,7 +11,7 @@ from fakes.engines import Bench
 from fakes.tiny_executor import TinyExecutor, expected_output
 
 from octavo_common.clock import SystemClock
-from octavo_worker.engine.types import FinishReason, Request, SamplingParams
+from octavo_worker.engine.types import FinishReason, Request, SamplingParams, SeqId
 from octavo_worker.runtime.loop import EngineLoop
 
 
@@ -125,6 +125,20 @@ def test_an_abort_ends_a_request_and_an_unknown_one_is_no_error(make_loop):
     loop.abort("long")
     listener.wait(lambda: listener.finish("long"))
     assert listener.finish("long") in (FinishReason.ABORTED, FinishReason.LENGTH)
+
+
+def test_one_choice_is_aborted_and_the_others_of_its_request_are_answered_in_full(make_loop):
+    loop, listener = make_loop()
+    params = SamplingParams(max_tokens=60, temperature=1.0)
+    asked = Request(id="a", prompt=(1, 2, 3), params=params, num_choices=2)
+    loop.submit(asked)
+    listener.wait(lambda: listener.tokens("a"))
+    loop.abort_choice(SeqId("a", 1))
+    listener.wait(lambda: {d.id.choice for d in listener.deltas if d.finish} == {0, 1})
+    ends = {delta.id.choice: delta.finish for delta in listener.deltas if delta.finish}
+    assert ends[0] is FinishReason.LENGTH and ends[1] in (FinishReason.ABORTED, FinishReason.LENGTH)
+    tokens = [token for delta in listener.deltas if delta.id.choice == 0 for token in delta.tokens]
+    assert tokens == expected_output(asked, 256)
 
 
 @pytest.mark.parametrize("stage", ["waiting", "mid_prompt", "decoding"])

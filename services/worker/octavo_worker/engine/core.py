@@ -38,6 +38,10 @@ class Engine:
         """End a request at any stage; its blocks are back when this returns."""
         return self._scheduler.abort(request_id)
 
+    def abort_choice(self, seq_id: SeqId) -> list[Delta]:
+        """End one choice after its fork; the others of its request go on."""
+        return self._scheduler.abort_choice(seq_id)
+
     def step(self) -> list[Delta]:
         """Compute one step. A row that makes the executor fail ends alone, with the error."""
         plan = self._scheduler.plan()

@@ -152,8 +152,8 @@ class Planner:
                 return
 
     def admit_stored(self) -> None:
-        """Bring back what lies in host memory; the first that does not fit blocks the others."""
-        for seq in reversed(list(self.roster.parked())):
+        """Bring back what lies in host memory, up to the first that does not fit or has to be computed again."""
+        for seq in list(self.roster.returning):
             has_room = self.roster.num_rows + seq.num_rows <= self.limits.max_sequences
             if not seq.parked or not has_room or not self._load(seq):
                 return

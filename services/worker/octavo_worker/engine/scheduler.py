@@ -129,6 +129,16 @@ class Scheduler:
             deltas.extend(self._endings.end_choice(seq, FinishReason.ABORTED))
         return deltas
 
+    def abort_choice(self, seq_id: SeqId) -> list[Delta]:
+        """End one choice; what only it holds is back when this returns, and the others of its request go on.
+
+        Nothing happens to one that is unknown or has ended, that has not forked off yet, and to the beams of a search.
+        """
+        seq = self._roster.known.get(seq_id)
+        if seq is None or seq.group is not None or len(seq.draws) > 1:
+            return []
+        return self._endings.end_choice(seq, FinishReason.ABORTED)
+
     def plan(self) -> BatchPlan:
         """What the next step computes. Preempts, and takes blocks; moves no sequence forward."""
         self._step += 1

@@ -47,7 +47,8 @@ class PhasedSteps:
     """v0: a step computes whole prompts, or it decodes. Three lines: waiting, running, swapped.
 
     While nothing is swapped out, prompts come first: a step of prompts if any can be admitted, else one that decodes.
-    While something is, only decoding frees its place, and it comes back before any prompt is begun.
+    While something is, only decoding frees its place, and it comes back before any prompt is begun, but for those of
+    older sequences that were preempted, too, and are computed again: who came first stays ahead.
     """
 
     def fit(self, limits: Limits) -> Limits:
@@ -57,7 +58,8 @@ class PhasedSteps:
 
     def fill(self, batch: Batch, planner: Planner) -> None:
         """Prompts, or else what runs, then what is swapped."""
-        has_swapped = next(planner.roster.parked(), None) is not None
+        returning = planner.roster.returning
+        has_swapped = bool(returning) and bool(returning[0].parked)
         if not has_swapped:
             planner.admit(batch, whole_prompts=True)
             if batch.rows:

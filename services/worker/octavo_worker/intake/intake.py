@@ -22,7 +22,7 @@ from octavo_common.jobs.spec import JobFailure, ModelCard
 from octavo_common.jobs.transitions import DEADLINE
 from octavo_common.store import WorkStore
 from octavo_common.text.tokenizer import Tokenizer
-from octavo_worker.engine.types import Delta, FinishReason, Request, StepStats
+from octavo_worker.engine.types import Delta, FinishReason, Request, SeqId, StepStats
 from octavo_worker.intake.attempt import Attempt, new_attempt
 from octavo_worker.intake.failures import failure_of, failure_of_engine, readable_spec, refusal
 from octavo_worker.intake.grammars import Compiles, GrammarLine
@@ -49,6 +49,10 @@ class Computing(Protocol):
 
     def abort(self, request_id: str) -> None:
         """End a request at any stage."""
+        ...
+
+    def abort_choice(self, seq_id: SeqId) -> None:
+        """End one choice; the others of its request go on."""
         ...
 
 
@@ -225,13 +229,20 @@ class Intake:
             return
         if delta.prompt_logprobs:
             attempt.note_prompt(delta.prompt_logprobs)
-        # The engine goes on with an answer that a stop string has ended while others of the request run.
-        if delta.tokens and attempt.choices[delta.id.choice].reason is None:
+        choice = attempt.choices[delta.id.choice]
+        # Until the engine hears that a stop string has ended an answer it goes on with it.
+        was_running = choice.reason is None
+        if delta.tokens and was_running:
             attempt.push(delta, now)
         if delta.finish in (FinishReason.STOP, FinishReason.LENGTH):
             attempt.finish(delta)
+        elif delta.finish is FinishReason.ABORTED:
+            choice.computed = True
         if attempt.is_over:
             self._end(attempt, End(result=attempt.result()), computing=not attempt.is_computed)
+        elif was_running and choice.reason is not None and not choice.computed:
+            # What it holds is for the others.
+            self._engine.abort_choice(delta.id)
 
     # --- jobs go
 

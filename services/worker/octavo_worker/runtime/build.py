@@ -19,9 +19,16 @@ from octavo_worker.engine.styles import STYLES
 from octavo_worker.engine.types import Limits
 from octavo_worker.kv.host import map_slots
 from octavo_worker.kv.local import LocalTransfer
-from octavo_worker.models.base import LoadedModel
+from octavo_worker.models.base import LoadedModel, ModelConfig
 from octavo_worker.models.registry import load_model
-from octavo_worker.runtime.computing import BLOCK_SIZE, BackendFactory, Resources, compute, num_blocks_of_longest
+from octavo_worker.runtime.computing import (
+    BLOCK_SIZE,
+    BackendFactory,
+    Computing,
+    Resources,
+    compute,
+    num_blocks_of_longest,
+)
 from octavo_worker.runtime.devices import (
     CPU,
     choose_device,
@@ -101,74 +108,26 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
     """Build the engine around a loaded model."""
     model = loaded.config
     num_threads = torch.get_num_threads()
-    computing = compute(
-        loaded,
-        Resources(
-            kv_bytes=config.kv_bytes,
-            num_threads=num_threads,
-            max_sequences=config.max_sequences,
-            records_decode=config.records_decode,
-            attention_backend=config.attention_backend,
-            backends=backends,
-            poison=config.poison_fresh_blocks,
-        ),
-    )
-    pool, num_blocks, numerics_id = computing.pool, computing.num_blocks, computing.numerics_id
-    num_host_slots = config.swap_bytes // pool[0].nbytes if config.preemption == "swap" else 0
+    computing = compute(loaded, _resources(config, num_threads, backends))
+    num_host_slots = config.swap_bytes // computing.pool[0].nbytes if config.preemption == "swap" else 0
     grammars = GrammarStore(loaded.bundle, vocab_size=model.vocab_size, eos_ids=model.eos_ids)
-    executor = TorchExecutor(
-        inputs=InputBuilder(
-            block_size=BLOCK_SIZE,
-            max_blocks=num_blocks_of_longest(model, num_blocks),
-            grammars=grammars,
-        ),
-        runner=computing.runner,
-        verifier=computing.verifier,
-        kv=LocalTransfer(pool, map_slots(pool, num_host_slots), computing.copy),
-        poison_fresh_blocks=config.poison_fresh_blocks,
-    )
-    limits = Limits(
-        max_batch_tokens=config.max_batch_tokens
-        or default_batch_tokens(num_threads, config.max_sequences, loaded.device),
-        max_sequences=config.max_sequences,
-        max_prompt_tokens_beside_decode=config.max_prompt_tokens_beside_decode
-        or default_prompt_tokens_beside_decode(loaded.device),
-        max_chunk_tokens=config.max_chunk_tokens,
-        max_sequence_tokens=min(model.context_length, num_blocks * BLOCK_SIZE - executor.lookahead),
-    )
-    scheduler = Scheduler(
-        pool=BlockPool(num_blocks, BLOCK_SIZE),
-        limits=limits,
-        queue=QUEUES[config.queue](),
-        style=STYLES[config.engine_style](),
-        num_host_slots=num_host_slots,
-        kv=LocalKV(),
-        exit_policy=NeverExit(),
+    executor = _executor(config, model, computing, grammars, num_host_slots)
+    scheduler = _scheduler(
+        config,
+        loaded,
+        computing,
+        _limits(config, loaded, num_threads, computing.num_blocks * BLOCK_SIZE - executor.lookahead),
         lookahead=executor.lookahead,
-        extras=(("model", loaded.digest), ("numerics", numerics_id)),
-        stretches_beyond=model.stretches_beyond,
+        num_host_slots=num_host_slots,
     )
-    card = ModelCard(
-        name=loaded.name,
-        digest=loaded.digest,
-        family=model.family,
-        numerics_id=numerics_id,
-        tokenizer_digest=loaded.bundle.digest,
-        max_sequence_tokens=limits.max_sequence_tokens,
-        context_length=model.context_length,
-        block_size=BLOCK_SIZE,
-        num_blocks=num_blocks,
-        vocab_size=model.vocab_size,
-        shape=planned_shape(config.model_path, loaded.name),
-        exact=computing.exact,
-    )
+    card = _card(config, loaded, computing, scheduler.limits)
     log.info(
         "engine.built",
         model=card.name,
         device=loaded.device,
         attention=computing.attention_backend,
-        numerics_id=numerics_id,
-        num_blocks=num_blocks,
+        numerics_id=card.numerics_id,
+        num_blocks=card.num_blocks,
     )
     return BuiltEngine(
         engine=Engine(scheduler, executor),
@@ -179,4 +138,86 @@ def assemble(config: EngineConfig, loaded: LoadedModel, backends: BackendFactory
         loaded=loaded,
         attention_backend=computing.attention_backend,
         grammars=grammars,
+    )
+
+
+def _resources(config: EngineConfig, num_threads: int, backends: BackendFactory) -> Resources:
+    return Resources(
+        kv_bytes=config.kv_bytes,
+        num_threads=num_threads,
+        max_sequences=config.max_sequences,
+        records_decode=config.records_decode,
+        attention_backend=config.attention_backend,
+        backends=backends,
+        poison=config.poison_fresh_blocks,
+    )
+
+
+def _executor(
+    config: EngineConfig, model: ModelConfig, computing: Computing, grammars: GrammarStore, num_host_slots: int
+) -> TorchExecutor:
+    return TorchExecutor(
+        inputs=InputBuilder(
+            block_size=BLOCK_SIZE,
+            max_blocks=num_blocks_of_longest(model, computing.num_blocks),
+            grammars=grammars,
+        ),
+        runner=computing.runner,
+        verifier=computing.verifier,
+        kv=LocalTransfer(computing.pool, map_slots(computing.pool, num_host_slots), computing.copy),
+        poison_fresh_blocks=config.poison_fresh_blocks,
+    )
+
+
+def _limits(config: EngineConfig, loaded: LoadedModel, num_threads: int, num_slots: int) -> Limits:
+    """What the settings say, and where they are silent the device; ``num_slots``: tokens that the pool takes."""
+    return Limits(
+        max_batch_tokens=config.max_batch_tokens
+        or default_batch_tokens(num_threads, config.max_sequences, loaded.device),
+        max_sequences=config.max_sequences,
+        max_prompt_tokens_beside_decode=config.max_prompt_tokens_beside_decode
+        or default_prompt_tokens_beside_decode(loaded.device),
+        max_chunk_tokens=config.max_chunk_tokens,
+        max_sequence_tokens=min(loaded.config.context_length, num_slots),
+    )
+
+
+def _scheduler(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    computing: Computing,
+    limits: Limits,
+    *,
+    lookahead: int,
+    num_host_slots: int,
+) -> Scheduler:
+    return Scheduler(
+        pool=BlockPool(computing.num_blocks, BLOCK_SIZE),
+        limits=limits,
+        queue=QUEUES[config.queue](),
+        style=STYLES[config.engine_style](),
+        num_host_slots=num_host_slots,
+        kv=LocalKV(),
+        exit_policy=NeverExit(),
+        lookahead=lookahead,
+        extras=(("model", loaded.digest), ("numerics", computing.numerics_id)),
+        stretches_beyond=loaded.config.stretches_beyond,
+    )
+
+
+def _card(config: EngineConfig, loaded: LoadedModel, computing: Computing, limits: Limits) -> ModelCard:
+    model = loaded.config
+    return ModelCard(
+        name=loaded.name,
+        digest=loaded.digest,
+        family=model.family,
+        numerics_id=computing.numerics_id,
+        tokenizer_digest=loaded.bundle.digest,
+        max_sequence_tokens=limits.max_sequence_tokens,
+        context_length=model.context_length,
+        block_size=BLOCK_SIZE,
+        num_blocks=computing.num_blocks,
+        vocab_size=model.vocab_size,
+        shape=planned_shape(config.model_path, loaded.name),
+        exact=computing.exact,
     )

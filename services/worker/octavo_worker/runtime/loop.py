@@ -9,6 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import assert_never
 
 import structlog
 
@@ -27,6 +29,29 @@ OnCrash = Callable[[BaseException], None]
 PAUSE_SHARE = 0.01
 
 
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class _AbortChoice:
+    seq_id: SeqId
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    asked: Future[Snapshot]
+
+
+_Command = _Add | _Abort | _AbortChoice | _Look
+
+
 class EngineLoop:
     """Runs steps while there is work and sleeps when there is none."""
 
@@ -34,7 +59,7 @@ class EngineLoop:
         self._engine = engine
         self._clock = clock
         self._wake = threading.Condition()
-        self._commands: deque[Request | RequestId | Future[Snapshot]] = deque()
+        self._commands: deque[_Command] = deque()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._busy = False
@@ -58,16 +83,20 @@ class EngineLoop:
 
     def submit(self, request: Request) -> None:
         """Take a request; one that can never run is answered with a delta that finishes in error."""
-        self._command(request)
+        self._command(_Add(request))
 
     def abort(self, request_id: RequestId) -> None:
         """End a request at any stage; an unknown one is no error."""
-        self._command(request_id)
+        self._command(_Abort(request_id))
+
+    def abort_choice(self, seq_id: SeqId) -> None:
+        """End one choice after its fork; the others of its request go on."""
+        self._command(_AbortChoice(seq_id))
 
     def snapshot(self) -> Future[Snapshot]:
         """Who holds which block, between two steps. Never answered when the thread has ended: wait with a timeout."""
         asked: Future[Snapshot] = Future()
-        self._command(asked)
+        self._command(_Look(asked))
         return asked
 
     def stop(self, timeout_s: float | None = None) -> None:
@@ -78,7 +107,7 @@ class EngineLoop:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _command(self, command: Request | RequestId | Future[Snapshot]) -> None:
+    def _command(self, command: _Command) -> None:
         with self._wake:
             if not self.has_work:
                 self._last_progress_s = self._clock.monotonic()
@@ -121,15 +150,28 @@ class EngineLoop:
 
     def _take_commands(self, on_deltas: OnDeltas) -> None:
         while self._commands:
-            command = self._commands.popleft()
-            if isinstance(command, Future):
-                # Whoever asked may have gone.
-                if command.set_running_or_notify_cancel():
-                    command.set_result(self._engine.snapshot())
-                continue
-            deltas = self._engine.abort(command) if isinstance(command, str) else self._add(command)
+            deltas = self._obey(self._commands.popleft())
             if deltas:
                 on_deltas(deltas, self._engine.stats(), 0.0)
+
+    def _obey(self, command: _Command) -> list[Delta]:
+        match command:
+            case _Add(request):
+                return self._add(request)
+            case _Abort(request_id):
+                return self._engine.abort(request_id)
+            case _AbortChoice(seq_id):
+                return self._engine.abort_choice(seq_id)
+            case _Look(asked):
+                return self._look(asked)
+            case _:
+                assert_never(command)
+
+    def _look(self, asked: Future[Snapshot]) -> list[Delta]:
+        # Whoever asked may have gone.
+        if asked.set_running_or_notify_cancel():
+            asked.set_result(self._engine.snapshot())
+        return []
 
     def _add(self, request: Request) -> list[Delta]:
         try:
