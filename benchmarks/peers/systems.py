@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.environments import FOLDER, set_up
+from benchmarks.peers.environments import FOLDER, Environment, Missing, environment
 from benchmarks.peers.process import Child
 
 from octavo_cli.supervisor.plan import thread_env
+from octavo_worker.kernels.integer import has_vnni
+from octavo_worker.models.precision import AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,14 @@ class Setting:
     gguf: Path
     directory: Path
     threads: int
+    # Environments that could not be made in this run, with the reason.
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self, name: str) -> Environment:
+        """A peer's environment; raises Missing."""
+        if name in self.missing:
+            raise Missing(self.missing[name])
+        return environment(name)
 
     @property
     def cores(self) -> str:
@@ -51,22 +61,43 @@ class System:
         return self.environment is None
 
 
+# Groups of 32 bytes share a factor of four; None is as the GGUF file has it.
+_OWN_BYTES = {"float32": 4.0, "w8a8": 1.125, "w4a8": None}
+
+
+def own_bytes_per_weight(precision: str) -> float | None:
+    """Bytes of a weight in one of our precisions; for ``auto``, of what its rule takes here."""
+    return _OWN_BYTES[("w8a8" if has_vnni() else "float32") if precision == AUTO else precision]
+
+
 def own(precision: str) -> System:
     """Our engine in a precision; ``auto`` is what the rule takes."""
-    size = {"float32": 4.0, "w8a8": 1.125}.get(precision)
     return System(
-        name=f"octavo {precision}",
+        name=f"Octavo {precision}",
         script="octavo_child.py",
         environment=None,
-        bytes_per_weight=size,
+        bytes_per_weight=own_bytes_per_weight(precision),
         options={"precision": precision},
+    )
+
+
+def _vllm(name: str, *, eager: bool) -> System:
+    return System(
+        name=name,
+        script="vllm_child.py",
+        environment="vllm",
+        bytes_per_weight=2.0,
+        reads_directory=True,
+        options={"eager": eager},
     )
 
 
 PEERS = (
     System(name="OpenVINO GenAI", script="openvino_child.py", environment="openvino-genai"),
     System(name="llama.cpp", script="llama_cpp_child.py", environment="llama-cpp"),
-    System(name="vLLM", script="vllm_child.py", environment="vllm", bytes_per_weight=2.0, reads_directory=True),
+    # As it comes: compiled, which takes a compiler and a minute of loading; and without.
+    _vllm("vLLM", eager=False),
+    _vllm("vLLM eager", eager=True),
 )
 
 
@@ -75,7 +106,8 @@ def vllm_env(setting: Setting) -> dict[str, str]:
     return {
         "VLLM_CPU_OMP_THREADS_BIND": setting.cores,
         "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # What it compiles is kept.
+        "VLLM_CACHE_ROOT": str(FOLDER / "vllm-cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -84,7 +116,7 @@ def vllm_env(setting: Setting) -> dict[str, str]:
 @contextmanager
 def running(system: System, setting: Setting) -> Iterator[tuple[Child, str]]:
     """The system in a process of its own with the model loaded, and its version; raises Missing or ChildFailed."""
-    python = Path(sys.executable) if system.environment is None else set_up(system.environment).python
+    python = Path(sys.executable) if system.environment is None else setting.environment(system.environment).python
     # Peers wait as they do by themselves.
     env = thread_env(setting.threads) if system.is_own else {"OMP_NUM_THREADS": str(setting.threads)}
     if system.environment == "vllm":

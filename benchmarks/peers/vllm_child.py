@@ -15,18 +15,18 @@ from child import serve
 loaded: dict[str, Any] = {}
 
 
-def load(model: str, threads: int) -> dict[str, Any]:
-    """Load a model; threads are bound by VLLM_CPU_OMP_THREADS_BIND."""
+def load(model: str, threads: int, eager: bool) -> dict[str, Any]:
+    """Load a model; threads are bound by VLLM_CPU_OMP_THREADS_BIND. ``eager`` compiles nothing."""
     loaded["llm"] = vllm.LLM(
         model,
         dtype="bfloat16",
-        enforce_eager=True,
+        enforce_eager=eager,
         max_model_len=4096,
-        max_num_seqs=64,
+        max_num_seqs=32,
         enable_prefix_caching=False,
         disable_log_stats=True,
     )
-    return {"version": f"vLLM {vllm.__version__}"}
+    return {"version": f"vLLM {vllm.__version__}, bfloat16, {'eager' if eager else 'compiled'}"}
 
 
 def generate(prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
