@@ -50,5 +50,5 @@ def test_a_gpu_gets_larger_steps():
     assert default_batch_tokens(2, 64) == 256
     assert default_batch_tokens(2, 64, "cuda") == 2048
     assert default_batch_tokens(2, 4096, "cuda") == 4096
-    assert (beside("cpu"), beside("cuda")) == (64, 512)
+    assert (beside("cpu"), beside("cuda")) == (32, 512)
     assert default_kv_bytes(torch.device("cpu")) == 1 << 30

@@ -16,7 +16,7 @@ DEVICES = (AUTO, CPU, CUDA)
 TOKENS_PER_THREAD, MAX_BATCH_TOKENS = 128, 512
 # Some tens of milliseconds of a model of 8 billion parameters on a GPU of today.
 GPU_BATCH_TOKENS = 2048
-CPU_PROMPT_TOKENS_BESIDE_DECODE, GPU_PROMPT_TOKENS_BESIDE_DECODE = 64, 512
+CPU_PROMPT_TOKENS_BESIDE_DECODE, GPU_PROMPT_TOKENS_BESIDE_DECODE = 32, 512
 CPU_KV_BYTES = 1 << 30
 # Of what is free when the weights are there; the rest is for activations and recorded steps.
 GPU_KV_SHARE = 0.85
