@@ -121,6 +121,11 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no GPU: the kernels can be checked (make kernels) but not timed here", file=sys.stderr)
         return 2
+    from octavo_worker.kernels import gpu
+
+    if reasons := gpu.reasons_against():
+        print(f"no GPU that the kernels run on: {'; '.join(reasons)}", file=sys.stderr)
+        return 2
     from benchmarks.gpu_cases import Sizes, cases
 
     from octavo_worker.kernels.triton.pages import KVFormat
@@ -144,6 +149,7 @@ def main() -> int:
         "gpu": torch.cuda.get_device_name(),
         "capability": f"sm_{capability[0]}{capability[1]}",
         "torch": torch.__version__,
+        "kernels": gpu.machine(),
     }
     result = Result(
         benchmark="gpu_kernels",

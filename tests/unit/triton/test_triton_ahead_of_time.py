@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,6 +43,16 @@ def test_a_pairwise_set_compiles_without_spills(family):
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_all_shapes_compile_without_spills(family):
     assert problems(family, list(family.choices())) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if "head_dim" in f.factors], ids=lambda family: family.name)
+def test_the_heads_of_tiny_models_compile_without_spills(family):
+    """On plain pages, which is what the worker has."""
+    few = {"format": (KVFormat.PLAIN,), "group": (1, 4), "mask": ("causal", "window")}
+    factors = {name: few.get(name, values) for name, values in family.factors.items()}
+    assert problems(family, list(replace(family, factors={**factors, "head_dim": (16, 32, 48)}).choices())) == []
 
 
 def test_a_pairwise_set_holds_all_pairs():
