@@ -1,7 +1,7 @@
 """The GGUF container: metadata and the table of tensors. Knows nothing of architectures or of what a type's bits mean.
 
-Every count and length in the file is checked against the file's size before it is believed, so a truncated or corrupt
-file ends in InvalidModel at once, and never in an absurd allocation. Type numbers and block sizes are the `gguf`
+Every count and length is checked against the file's size and a bound of its own before it is believed, so a truncated,
+corrupt or sparse file ends in InvalidModel at once, and never in an absurd allocation. Type numbers and block sizes are the `gguf`
 package's; the parsing is ours, because its reader takes seconds for a vocabulary and trusts the file.
 """
 
@@ -23,6 +23,10 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMS = 4
 _MAX_NAME = 1 << 16
+# Far beyond any real file: a sparse one costs its maker nothing, however large it is.
+_MAX_THINGS = 1 << 16
+_MAX_ITEMS = 1 << 22
+_MAX_TEXT = 1 << 24
 _DEFAULT_ALIGNMENT = 32
 
 _SCALARS = {
@@ -94,16 +98,16 @@ class _Cursor:
     def scalar(self, form: str, what: str) -> Any:
         return struct.unpack(form, self.bytes(struct.calcsize(form), what))[0]
 
-    def count(self, what: str, *, least_bytes: int) -> int:
+    def count(self, what: str, *, least_bytes: int, limit: int = _MAX_THINGS) -> int:
         """A number of things that take at least so many bytes each."""
         value = self.scalar("<Q", what)
-        if value * least_bytes > self.remaining:
+        if value > limit or value * least_bytes > self.remaining:
             raise InvalidModel(f"{self.path} is truncated or corrupt: it announces {value} of {what}")
         return value
 
-    def text(self, what: str, limit: int | None = None) -> str:
+    def text(self, what: str, limit: int = _MAX_TEXT) -> str:
         length = self.scalar("<Q", what)
-        if limit is not None and length > limit:
+        if length > limit:
             raise InvalidModel(f"{self.path} is corrupt: {what} has {length} bytes")
         data = self.bytes(length, what)
         try:
@@ -145,9 +149,9 @@ def _value(cursor: _Cursor, key: str, kind_number: int) -> Any:
         raise InvalidModel(f"{cursor.path}: {key} is an array of arrays, which is not supported")
     if item is GGUFValueType.STRING:
         what = f"an item of {key}"
-        return [cursor.text(what) for _ in range(cursor.count(f"items of {key}", least_bytes=8))]
+        return [cursor.text(what) for _ in range(cursor.count(f"items of {key}", least_bytes=8, limit=_MAX_ITEMS))]
     width = struct.calcsize(_SCALARS[item])
-    length = cursor.count(f"items of {key}", least_bytes=width)
+    length = cursor.count(f"items of {key}", least_bytes=width, limit=_MAX_ITEMS)
     return list(struct.unpack(f"<{length}{_SCALARS[item][1]}", cursor.bytes(length * width, key)))
 
 

@@ -20,6 +20,8 @@ from octavo_worker.models.gguf_config import eos_ids
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _SPACE = "\u2581"
+# Longer than any token: how it could be made of two is looked for at each of its characters.
+_MAX_TOKEN_CHARS = 1 << 10
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -127,6 +129,9 @@ def _read(file: GgufFile) -> _Vocabulary:
     tokens = _array(file, metadata, "tokens", str)
     if len(set(tokens)) != len(tokens):
         raise InvalidModel(f"{file.path} is corrupt: tokenizer.ggml.tokens has tokens twice")
+    longest = max(map(len, tokens))
+    if longest > _MAX_TOKEN_CHARS:
+        raise InvalidModel(f"{file.path} is corrupt: tokenizer.ggml.tokens has a token of {longest} characters")
     kinds = _array(file, metadata, "token_type", int, default=[_NORMAL] * len(tokens))
     scores = _array(file, metadata, "scores", float, default=[0.0] * len(tokens))
     for name, values in (("token_type", kinds), ("scores", scores)):
