@@ -12,7 +12,7 @@ from octavo_gateway.requests import OnDisconnect, ValidRequest
 from octavo_gateway.values import AcceptedJob, Finish, ModelInfo, TokenPiece
 
 if TYPE_CHECKING:
-    from octavo_common.jobs.model import Job, Principal
+    from octavo_common.jobs.model import Job, JobState, Principal
     from octavo_common.text.tokenizer import Tokenizer
 
 
@@ -72,6 +72,12 @@ class GenerationApi(Protocol):
 
     async def job(self, principal: Principal, job_id: str) -> Job:
         """One job. Raises JobNotFound, also for another tenant's."""
+        ...
+
+    async def jobs(
+        self, principal: Principal, *, states: Sequence[JobState], model: str, tenant: str, limit: int, after: str
+    ) -> tuple[list[Job], bool]:
+        """A page of jobs, newest first, and whether there are more. Raises InvalidArgument, PermissionDenied."""
         ...
 
     async def cancel(self, principal: Principal, job_id: str) -> Job:

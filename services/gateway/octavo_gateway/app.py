@@ -17,7 +17,7 @@ from octavo_common.clock import Clock, SystemClock
 from octavo_common.db.engine import Database, connect
 from octavo_common.ids import new_process_id
 from octavo_common.jobs.model import NewProcess
-from octavo_common.jobs.transitions import gateway_channel
+from octavo_common.jobs.transitions import JOBS_CHANNEL, gateway_channel
 from octavo_common.rpc.channel import internal_channel
 from octavo_common.rpc.lifecycle import Lifecycle, advertised, serve
 from octavo_common.rpc.server import RpcServer, make_server
@@ -41,6 +41,7 @@ from octavo_gateway.requests import RequestLimits
 from octavo_gateway.service import FleetServicer, GenerationServicer, JobServicer, ModelServicer
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.streams import StreamHub
+from octavo_gateway.watching import Watches
 from octavo_gateway.workers import WorkerPool
 
 # Submissions, row reads, heartbeat and listings at once.
@@ -85,7 +86,9 @@ def build(
     catalogue = Catalogue(processes, clock, remember_s=settings.remember_models_s)
     prompts = Prompts(ArtifactStore(database))
     keys = KeyRing(KeyStore(database), clock)
-    jobs = Jobs(job_store, clock)
+    dsn = settings.require_database_url()
+    watches = Watches(read=streams.rows, listen=lambda: Listener(dsn, [JOBS_CHANNEL], clock), clock=clock)
+    jobs = Jobs(job_store, watches, clock)
     direct = Direct(catalogue, workers, enabled=settings.direct)
     hub = StreamHub(
         owner=process_id,

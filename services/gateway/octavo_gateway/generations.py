@@ -189,6 +189,15 @@ class Generations:
         """One job. Raises JobNotFound."""
         return await self._jobs.get(principal, job_id)
 
+    async def jobs(
+        self, principal: Principal, *, states: Sequence[JobState], model: str, tenant: str, limit: int, after: str
+    ) -> tuple[list[Job], bool]:
+        """A page of jobs. See GenerationApi."""
+        page, more = await self._jobs.list(
+            principal, states=states, model=model, tenant=tenant, page_size=limit, before=after
+        )
+        return page, bool(more)
+
     async def cancel(self, principal: Principal, job_id: str) -> Job:
         """Ask a job to end. Raises JobNotFound."""
         return await self._jobs.cancel(principal, job_id)

@@ -12,10 +12,11 @@ from octavo_common.clock import Clock
 from octavo_common.errors import InvalidArgument, JobNotFound, PermissionDenied, Unavailable
 from octavo_common.jobs.model import Job, JobEvent, JobState, Principal
 from octavo_common.store import JobStore
+from octavo_gateway.watching import Watches, wait_for_change
 
 DEFAULT_PAGE = 50
 MAX_PAGE = 1000
-# Watching polls: quickly at first, then once a second.
+# Watching polls beside what it is told: quickly at first, then once a second.
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 
@@ -42,8 +43,9 @@ def parse_job_id(text: str) -> UUID:
 class Jobs:
     """Jobs as callers see them."""
 
-    def __init__(self, store: JobStore, clock: Clock) -> None:
+    def __init__(self, store: JobStore, watches: Watches, clock: Clock) -> None:
         self._store = store
+        self._watches = watches
         self._clock = clock
         self._ending = False
 
@@ -94,28 +96,32 @@ class Jobs:
         """Yield the job now and after each change until it has ended. Raises JobNotFound."""
         seen: tuple[object, ...] | None = None
         pause_s = FIRST_PAUSE_S
-        while not self._ending:
-            try:
-                job = await self.get(principal, job_id)
-            except Unavailable:
-                if seen is None:
-                    raise
-                # The database restarts; the watch goes on.
-                await self._clock.sleep(LONGEST_PAUSE_S)
-                continue
-            now = (job.state, job.fence, job.worker_id, job.losses, job.cancel_requested)
-            if now != seen:
-                seen, pause_s = now, FIRST_PAUSE_S
-                yield job
-                if job.state.ended:
-                    return
-            await self._clock.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+        async with self._watches.watch(parse_job_id(job_id)) as changed:
+            while not self._ending:
+                # Before it is read: what changes while it is read is told once more.
+                changed.clear()
+                try:
+                    job = await self.get(principal, job_id)
+                except Unavailable:
+                    if seen is None:
+                        raise
+                    # The database restarts; the watch goes on.
+                    await self._clock.sleep(LONGEST_PAUSE_S)
+                    continue
+                now = (job.state, job.fence, job.worker_id, job.losses, job.cancel_requested)
+                if now != seen:
+                    seen, pause_s = now, FIRST_PAUSE_S
+                    yield job
+                    if job.state.ended:
+                        return
+                await wait_for_change(changed, self._clock, pause_s)
+                pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
         raise Unavailable("this gateway is about to end", code="DRAINING", hint="watch again", retry_after_s=0.1)
 
     def end_watches(self) -> None:
-        """End all watches within a second: this gateway drains."""
+        """End all watches: this gateway drains."""
         self._ending = True
+        self._watches.wake()
 
 
 def _page_token(text: str) -> UUID | None:

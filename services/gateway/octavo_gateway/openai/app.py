@@ -20,6 +20,7 @@ from octavo_gateway.openai import answers
 from octavo_gateway.openai.batches import Batch, accept_all, numbered
 from octavo_gateway.openai.bodies import ChatBody, CompletionBody, parse_chat, parse_completion
 from octavo_gateway.openai.errors import BadRequest, error_response
+from octavo_gateway.openai.listing import read_listing
 from octavo_gateway.openai.logprobs import Names
 from octavo_gateway.openai.naming import renamed
 from octavo_gateway.openai.parts import StreamOptions
@@ -62,6 +63,7 @@ def make_app(
         Route("/v1/models", _guarded(rim.models), methods=["GET"]),
         # Names may hold a slash, as those of a hub do.
         Route("/v1/models/{name:path}", _guarded(rim.model), methods=["GET"]),
+        Route("/v1/jobs", _guarded(rim.jobs), methods=["GET"]),
         Route("/v1/jobs/{job_id}", _guarded(rim.job), methods=["GET"]),
         Route("/v1/jobs/{job_id}/cancel", _guarded(rim.cancel), methods=["POST"]),
         Route("/health", _health(health), methods=["GET"]),
@@ -147,6 +149,15 @@ class _Rim:
                 return JSONResponse(answers.model(info))
         names = ", ".join(info.name for info in infos)
         raise ModelNotFound(f"there is no model {name!r}", hint=f"models that are served: {names}", param="model")
+
+    async def jobs(self, request: Request) -> Response:
+        principal = await authenticate(request, self._api)
+        asked = read_listing(request.query_params)
+        try:
+            rows, has_more = await self._api.jobs(principal, **asked)
+        except OctavoError as error:
+            raise renamed(error, {"page_size": "limit", "page_token": "after"}) from None
+        return JSONResponse(answers.jobs(rows, has_more=has_more))
 
     async def job(self, request: Request) -> Response:
         principal = await authenticate(request, self._api)
