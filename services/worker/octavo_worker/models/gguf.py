@@ -1,8 +1,8 @@
 """The GGUF container: metadata and the table of tensors. Knows nothing of architectures or of what a type's bits mean.
 
 Every count and length is checked against the file's size and a bound of its own before it is believed, so a truncated,
-corrupt or sparse file ends in InvalidModel at once, and never in an absurd allocation. Type numbers and block sizes are the `gguf`
-package's; the parsing is ours, because its reader takes seconds for a vocabulary and trusts the file.
+corrupt or sparse file ends in InvalidModel at once, and never in an absurd allocation. Type numbers and block sizes are
+the `gguf` package's; the parsing is ours, because its reader takes seconds for a vocabulary and trusts the file.
 """
 
 from __future__ import annotations
