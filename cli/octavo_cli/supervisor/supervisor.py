@@ -24,7 +24,7 @@ from octavo_cli.supervisor.plan import MARK, ServiceSpec, Site, UpOptions, plan
 from octavo_cli.supervisor.prepare import Prepared, prepare
 from octavo_cli.supervisor.restarts import RestartPolicy
 from octavo_cli.supervisor.state import UpState
-from octavo_common.clock import Clock
+from octavo_common.clock import Clock, until_beat
 from octavo_common.db.embedded import EmbeddedPostgres
 from octavo_common.db.engine import Database, connect
 from octavo_common.errors import OctavoError
@@ -33,8 +33,8 @@ log = structlog.get_logger(__name__)
 
 # Looks are frequent while something is not ready.
 _LOOK_SOON_S, _LOOK_LATER_S = 0.5, 5.0
-# Services that were ready are asked at every second look: a question wakes the one who is asked.
-_ASK_S = 9.0
+# Services that were ready are asked at every sixth look: a question wakes the one who is asked. Ends are told at once.
+_ASK_S = 29.0
 # Each question in a look has a bound of its own; this one is for what nobody thought of.
 _LOOK_TIMEOUT_S = 30.0
 # Longer than the gateways drain.
@@ -154,7 +154,7 @@ class Supervisor:
                 trouble = await self._look(prepared, database)
                 self._rotate_logs()
                 self._change(phase="ready" if self._are_ready and not trouble else "starting", trouble=trouble)
-                await self._pause(_LOOK_LATER_S if self._are_ready else _LOOK_SOON_S)
+                await self._pause(until_beat(self._clock, _LOOK_LATER_S if self._are_ready else _LOOK_SOON_S))
         finally:
             self._change(phase="stopping", trouble="")
             await self._end(tasks)

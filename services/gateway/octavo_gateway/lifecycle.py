@@ -8,7 +8,7 @@ from uuid import UUID
 
 import structlog
 
-from octavo_common.clock import Clock
+from octavo_common.clock import Clock, until_beat
 from octavo_common.jobs.model import NewProcess
 from octavo_common.store import ProcessStore
 
@@ -61,7 +61,7 @@ class Presence:
                 log.warning("process.heartbeat_failed", error=repr(error))
                 await self._clock.sleep(RETRY_S)
                 continue
-            await self._clock.sleep(self._process.lease_s / 3)
+            await self._clock.sleep(until_beat(self._clock, self._process.lease_s / 3))
 
     async def drain(self) -> None:
         """Say that this process takes nothing new. Failing to say so is no reason to stay."""

@@ -107,6 +107,11 @@ class Fleet:
         """Seconds since the last update."""
         return self._clock.monotonic() - self._read_at
 
+    @property
+    def num_workers(self) -> int:
+        """Workers with a row, usable or not."""
+        return len(self._rows)
+
     def views(self) -> list[WorkerView]:
         """The workers that may be given jobs now, in the order of the rows, with what they were given since.
 

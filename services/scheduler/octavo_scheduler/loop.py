@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from octavo_common.clock import Clock
+from octavo_common.clock import Clock, until_beat
 from octavo_common.errors import Unavailable
 from octavo_common.jobs.model import Assignment, Due, QueuedJob
 from octavo_common.store import Listener, PlacementStore
@@ -65,8 +65,10 @@ class PlacementLoop:
         self._spans = spans
         self._settings = settings
         self._clock = clock
-        # Polled every second; a third of a lease without an answer is what heartbeats allow themselves too.
-        self._contact = Contact(clock, max_silence_s=max(settings.lease_s / 3, settings.poll_s * 3))
+        # So often the table is read while nothing waits and nothing is due, together with the heartbeat.
+        self._idle_poll_s = max(settings.poll_s, settings.lease_s / 3)
+        # A lease that was renewed on time outlives such a silence.
+        self._contact = Contact(clock, max_silence_s=max(settings.lease_s / 2, settings.poll_s * 3))
         self._reaper = Reaper(store, self._contact, lease_s=settings.lease_s)
         self._next_upkeep = 0.0
         self._next_prune = 0.0
@@ -101,9 +103,10 @@ class PlacementLoop:
         log.info("scheduler.leads")
         self.figures.placing = True
         self._next_upkeep = 0.0
+        pause_s = self._settings.poll_s
         while True:
-            notified = await self._listener.wait(self._settings.poll_s)
-            due = None
+            notified = await self._listener.wait(pause_s)
+            due, pause_s = None, self._settings.poll_s
             if not notified or self._clock.monotonic() >= self._next_upkeep:
                 # The lead lives and dies with this connection; losing it raises Unavailable.
                 due = await self._store.try_lead(connection)
@@ -119,6 +122,13 @@ class PlacementLoop:
             if due is not None:
                 await self._upkeep(due)
                 self._next_upkeep = self._clock.monotonic() + self._settings.poll_s
+                if not notified and self._is_quiet(due):
+                    pause_s = until_beat(self._clock, self._idle_poll_s)
+
+    def _is_quiet(self, due: Due) -> bool:
+        """Whether nothing can happen until the next idle poll of which no notification tells."""
+        is_later = due.next_s is None or due.next_s > 1.2 * self._idle_poll_s
+        return is_later and not (due.queued or due.late or due.lost)
 
     async def _place(self) -> bool:
         """One round. True when another one at once may place more."""
@@ -129,6 +139,7 @@ class PlacementLoop:
         self.figures.num_queued = len(queue)
         if self._fleet.age_s >= self._settings.poll_s:
             await self._look_at_workers()
+        self._count_workers()
         if not queue:
             return False
         for suspect in self._fleet.learn(queue):
@@ -149,8 +160,11 @@ class PlacementLoop:
         rows = await self._store.fleet()
         self._fleet.update(rows)
         self._watch.follow(rows)
+        self._count_workers()
+
+    def _count_workers(self) -> None:
         num_usable = len(self._fleet.views())
-        self.figures.num_workers = {"usable": num_usable, "not_usable": len(rows) - num_usable}
+        self.figures.num_workers = {"usable": num_usable, "not_usable": self._fleet.num_workers - num_usable}
 
     async def _assign(self, queue: Sequence[QueuedJob], assignments: Sequence[Assignment], started_at_s: float) -> int:
         read_at = self._clock.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from octavo_common.clock import Clock
+from octavo_common.clock import Clock, until_beat
 from octavo_common.errors import Unavailable
 from octavo_common.jobs.model import NewProcess
 from octavo_common.store import ProcessStore
@@ -26,4 +26,4 @@ async def keep_present(store: ProcessStore, process: NewProcess, clock: Clock) -
             log.warning("process.heartbeat_failed", error=error.message)
             await clock.sleep(RETRY_S)
             continue
-        await clock.sleep(process.lease_s / 3)
+        await clock.sleep(until_beat(clock, process.lease_s / 3))

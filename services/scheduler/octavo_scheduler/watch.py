@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 class WorkerWatch:
-    """One task per worker. `on_change` is called when a worker begins to serve."""
+    """One task per worker. `on_change` is called when a worker begins to serve, or seems to be gone."""
 
     def __init__(self, fleet: Fleet, *, token: str, clock: Clock, on_change: Callable[[], None]) -> None:
         self._fleet = fleet
@@ -90,6 +90,7 @@ class WorkerWatch:
             if hopeful:
                 log.info("worker.suspected", worker_id=str(worker.id), address=worker.address)
                 self._fleet.suspect(worker.id)
+                self._on_change()
                 hopeful = False
             await self._clock.sleep(retry_s)
             retry_s = min(retry_s * 2, MAX_RETRY_S)

@@ -194,6 +194,7 @@ class _Worker:
             clock=self._clock,
             stuck=self._is_stuck,
             on_stuck=lambda: self._life.fail("the engine is stuck"),
+            on_idle_beat=self._listener.wake,
         )
         # The fleet's figures are fresh when the worker falls idle.
         self._intake.on_idle = beat.poke

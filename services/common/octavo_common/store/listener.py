@@ -12,12 +12,13 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from octavo_common.clock import Clock
+from octavo_common.clock import Clock, until_beat
 from octavo_common.db.engine import CONNECT_TIMEOUT_S, connect_args
 
 log = structlog.get_logger(__name__)
 
-PING_S = 10.0
+# A peer that has vanished is noticed by the connection's own keep-alives (db/engine.py), and wakes nobody for it.
+PING_S = 30.0
 _PING_TIMEOUT_S = 4.0
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
@@ -109,7 +110,7 @@ class Listener:
         # For those that come in with the answer to a ping.
         connection.add_notify_handler(lambda _: self._woken.set())
         while True:
-            if await _is_readable(connection.fileno(), self._ping_s):
+            if await _is_readable(connection.fileno(), until_beat(self._clock, self._ping_s)):
                 connection.pgconn.consume_input()
                 while connection.pgconn.notifies():
                     self._woken.set()

@@ -135,9 +135,7 @@ class PlacementStore(Upkeep):
         """
         with translated():
             row = (await connection.execute(_TRY_LEAD, {"space": _LEAD_LOCK[0], "key": _LEAD_LOCK[1]})).one()
-        return (
-            Due(queued=row.queued, late=row.late, lost=row.lost, server_age_s=row.server_age_s) if row.leads else None
-        )
+        return Due(**{name: getattr(row, name) for name in Due.__dataclass_fields__}) if row.leads else None
 
     async def queue(self, limit: int) -> list[QueuedJob]:
         """Read who waits and could run now, in placing order: resumed first, larger priority, then by age.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from octavo_common.clock import Clock
+from octavo_common.clock import Clock, until_beat
 from octavo_common.telemetry import names
 from octavo_common.telemetry.instruments import Instruments
 
@@ -19,6 +19,6 @@ async def measure_loop_lag(instruments: Instruments, clock: Clock) -> None:
     instruments.observe(names.EVENT_LOOP_TASKS, lambda: [(num_tasks, {})])
     while True:
         num_tasks = len(asyncio.all_tasks())
-        before = clock.monotonic()
-        await clock.sleep(INTERVAL_S)
-        instruments.record(names.EVENT_LOOP_LAG, max(clock.monotonic() - before - INTERVAL_S, 0.0))
+        before, wait_s = clock.monotonic(), until_beat(clock, INTERVAL_S)
+        await clock.sleep(wait_s)
+        instruments.record(names.EVENT_LOOP_LAG, max(clock.monotonic() - before - wait_s, 0.0))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from octavo_common.clock import Clock
+from octavo_common.clock import Clock, until_beat
 from octavo_common.errors import OctavoError
 from octavo_common.jobs.model import HeartbeatAnswer, Held, NewProcess
 from octavo_common.store import ProcessStore
@@ -53,7 +53,9 @@ class Heartbeat:
         clock: Clock,
         stuck: Callable[[], bool],
         on_stuck: Callable[[], None],
+        on_idle_beat: Callable[[], None],
     ) -> None:
+        """``on_idle_beat`` is called after each good beat of a worker that holds nothing."""
         self._store = store
         self._process = process
         self._holder = holder
@@ -61,8 +63,14 @@ class Heartbeat:
         self._clock = clock
         self._stuck = stuck
         self._on_stuck = on_stuck
+        self._on_idle_beat = on_idle_beat
         self._poked = asyncio.Event()
         self._stopped = False
+
+    @property
+    def period_s(self) -> float:
+        """Time between two beats that nobody asks for."""
+        return self._process.lease_s / 3
 
     def stop(self) -> None:
         """End the loop after the beat that is on its way: a statement that is cut costs its connection."""
@@ -84,7 +92,7 @@ class Heartbeat:
             good = await self._beat()
             await self._clock.sleep(MIN_PAUSE_S)
             if not self._stopped:
-                await self._pause(self._process.lease_s / 3 - MIN_PAUSE_S if good else RETRY_S)
+                await self._pause(until_beat(self._clock, self.period_s) if good else RETRY_S)
 
     async def _beat(self) -> bool:
         sent_s, held = self._clock.monotonic(), self._holder.held()
@@ -102,6 +110,8 @@ class Heartbeat:
             return False
         self._gate.renew(sent_s)
         self._holder.on_answer(held, answer)
+        if not held:
+            self._on_idle_beat()
         return True
 
     async def _pause(self, seconds: float) -> None:

@@ -1,4 +1,7 @@
-"""The loop that claims jobs: when it is told, and every poll, because notifications are only hints."""
+"""The loop that claims jobs: when it is told, and every poll, because notifications are only hints.
+
+A worker that holds nothing polls after its heartbeats: the process is awake then, and the connection warm.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ async def take_jobs(
 ) -> None:
     """Claim until the process stops; wake the listener to end it."""
     while not stopping.is_set():
-        told = await listener.wait(poll_s)
+        told = await listener.wait(poll_s if intake.num_held else max(poll_s, 2 * beat.period_s))
         if told and intake.num_held:
             # Maybe there is nothing to take, and somebody cancelled a job or took one away.
             beat.poke()
