@@ -60,7 +60,7 @@ def same(ours: Answers, theirs: Answers) -> None:
         assert ours.told[name] == theirs.told[name], name
 
 
-@pytest.fixture(scope="module", params=["random, w8a8", "demo, w8a8", "demo, w4a8"])
+@pytest.fixture(scope="module", params=["random, w8a8", "demo, w8a8", "demo, w4a8", "random, bfloat16", "demo, w4a16"])
 def world(request, tmp_path_factory, demo_model_path):
     """A model and the answers that it gives to each prompt alone."""
     model, precision = request.param.split(", ")
@@ -102,7 +102,8 @@ def test_logits_are_the_same_bits_after_preemption_in_both_engine_styles(world, 
     loaded, prompts, alone = world
     # Enough for the longest and a little more: the others have to make room.
     config = loaded.config
-    block = config.num_layers * 2 * 16 * config.num_kv_heads * (config.head_dim + 4)
+    of_head = 2 * config.head_dim if loaded.precision in ("bfloat16", "w4a16") else config.head_dim + 4
+    block = config.num_layers * 2 * 16 * config.num_kv_heads * of_head
     blocks = -(-(max(map(len, prompts.values())) + NEW) // 16) + 4
     answers = serve(loaded, prompts, kv_bytes=blocks * block, preemption=preemption, engine_style=style)
     same(alone, answers)
@@ -116,3 +117,9 @@ def test_threads_do_not_change_a_bit(world) -> None:
         same(alone, serve(loaded, prompts))
     finally:
         torch.set_num_threads(1)
+
+
+def test_weights_in_4_bits_give_the_bits_of_the_same_file_in_bfloat16(demo_model_path) -> None:
+    prompts = {"a": list(range(900, 940)), "b": [7, 8, 9]}
+    packed, plain = (serve(load_model(demo_model_path, precision=name), prompts) for name in ("w4a16", "bfloat16"))
+    same(packed, plain)

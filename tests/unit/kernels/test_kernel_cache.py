@@ -30,12 +30,17 @@ def test_a_kernel_is_compiled_again_when_a_piece_of_it_changes_and_only_then(mon
 
 
 MAKE_ALL = """
-import octavo_worker.kernels.quantize, octavo_worker.kernels.positions
+import octavo_worker.kernels.quantize, octavo_worker.kernels.positions, octavo_worker.kernels.round_rows
+from octavo_worker.kernels.amx_bf16 import has_amx_bf16
+from octavo_worker.kernels.attention_bf16 import _kernel as attention_16
 from octavo_worker.kernels.attention_int8 import _kernel as attention
 from octavo_worker.kernels.embedding import _kernel as embedding
+from octavo_worker.kernels.float_matmul import _kernel as matmul_16
+from octavo_worker.kernels.bfloat16 import BFLOAT16
 from octavo_worker.kernels.grouped_matmul import _kernel as matmul
 from octavo_worker.kernels.integer import FORMATS
-attention(True), attention(False)
+attention(True), attention(False), attention_16(has_amx_bf16())
+matmul_16(BFLOAT16, has_amx_bf16()), matmul_16(FORMATS[0], has_amx_bf16())
 for form in FORMATS:
     embedding(form), matmul(form)
 """
@@ -47,4 +52,4 @@ def test_a_second_process_finds_every_kernel_of_the_first(tmp_path):
         env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
         subprocess.run([sys.executable, "-c", MAKE_ALL], env=env, check=True, timeout=300)
         counts.append(len(list(tmp_path.rglob("*.nbc"))))
-    assert counts[0] == counts[1] >= 2 * len(["q8_0", "q4_0", "q4_1"]) + 2
+    assert counts[0] == counts[1] >= 2 * len(["q8_0", "q4_0", "q4_1"]) + 5

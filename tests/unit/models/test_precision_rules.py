@@ -38,13 +38,23 @@ def test_auto_follows_format_sizes_and_processor(quantization, has_vnni, changes
 
 
 def test_what_is_asked_for_is_taken_also_where_it_is_slow() -> None:
-    for asked in ("float32", "w8a8", "w4a8"):
+    for asked in ("float32", "bfloat16", "w8a8", "w4a8", "w4a16"):
         assert choose_precision(asked, config(), quantization="Q4_1", has_vnni=False) == asked
 
 
-def test_what_a_model_cannot_have_is_refused_with_all_reasons() -> None:
+@pytest.mark.parametrize("asked", ["w4a8", "w4a16"])
+def test_what_a_model_cannot_have_is_refused_with_all_reasons(asked) -> None:
     with pytest.raises(FailedPrecondition, match=r"hidden size 48.*4 bits") as refused:
-        choose_precision("w4a8", config(hidden=48), quantization="", has_vnni=True)
+        choose_precision(asked, config(hidden=48), quantization="", has_vnni=True)
     assert "float32" in refused.value.hint
+
+
+def test_bfloat16_asks_for_no_format_and_for_sizes() -> None:
+    assert choose_precision("bfloat16", config(), quantization="", has_vnni=True) == "bfloat16"
+    with pytest.raises(FailedPrecondition, match="hidden size 48"):
+        choose_precision("bfloat16", config(hidden=48), quantization="", has_vnni=True)
+
+
+def test_a_name_that_nobody_knows_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="fp3"):
         choose_precision("fp3", config(), quantization="", has_vnni=True)

@@ -1,4 +1,7 @@
-"""Rows of a packed matrix by token, as floats: the embedding of a model that keeps no float weights. See `integer`."""
+"""Rows of a packed matrix by token, as floats: the embedding of a model that keeps no float weights.
+
+The layouts are those of `integer` and `bfloat16`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from functools import cache
 import numpy as np
 
 from octavo_worker.kernels import team
+from octavo_worker.kernels.bfloat16 import BFLOAT16, short_at
 from octavo_worker.kernels.integer import GROUP, Format, half_at
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, FRAME_VALUES, ROWS, Stage
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, fetch_add
@@ -52,6 +56,23 @@ def _kernel(form: Format) -> team.Launcher:
     return team.compiled(embed)
 
 
+@team.compiled
+def _embed_shorts(raw) -> None:  # noqa: ANN001 - compiled
+    a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
+    frame = carray(as_pointer(a[FRAME]), (FRAME_VALUES,), np.int64)
+    tokens = carray(as_pointer(frame[TOKENS]), (frame[ROWS],), np.int64)
+    while True:
+        first = fetch_add(a.ctypes.data + 8 * team.NEXT, 1) * _ROWS_PER_TASK
+        if first >= frame[ROWS]:
+            break
+        for row in range(first, min(frame[ROWS], first + _ROWS_PER_TASK)):
+            out = carray(as_pointer(a[OUT] + 4 * row * a[WIDTH]), (a[WIDTH],), np.float32)
+            lane = a[WEIGHTS] + 2 * (tokens[row] // LANES) * LANES * a[WIDTH] + 4 * (tokens[row] % LANES)
+            for i in range(a[WIDTH]):
+                out[i] = short_at(lane + 4 * LANES * (i // 2) + 2 * (i % 2))
+
+
 def embedding_stage(form: Format, *, weights: int, width: int, out: int) -> Stage:
     """out[t] = row of the step's token t; float32 rows, dense."""
-    return Stage(_kernel(form), (weights, width, out))
+    kernel = _embed_shorts if form == BFLOAT16 else _kernel(form)
+    return Stage(kernel, (weights, width, out))

@@ -1,6 +1,7 @@
 """What is done to queries and keys between their product and attention; in place, float32.
 
-Head norm and rotation as the model says. Then two changes that leave attention as it is and make keys fit into int8:
+Head norm and rotation as the model says. Then, where keys become int8, two changes that leave attention as it is and
+make them fit:
 
 - queries and keys are multiplied by one orthogonal matrix, which spreads the few large dims of keys over all of them
   (QuaRot, arXiv 2404.00456): a Hadamard matrix in blocks, the largest that the number of 16s in a head allows;
@@ -70,6 +71,8 @@ def _turn_row(a, row, rotations):  # noqa: ANN001, ANN202 - compiled
             left, right = head[2 * pair], head[2 * pair + 1]
             head[2 * pair] = left * cos - right * sin
             head[2 * pair + 1] = left * sin + right * cos
+        if not a[K_MEAN]:
+            continue
         _mix_head(head, a[X] + 4 * (row * a[STRIDE] + index * dim))
         if index >= a[NUM_Q]:
             mean = carray(as_pointer(a[K_MEAN] + 4 * (index - a[NUM_Q]) * dim), (dim,), np.float32)
@@ -97,14 +100,14 @@ def place_stage(
     num_kv_heads: int,
     head_dim: int,
     num_pairs: int,
-    k_mean: int,
+    k_mean: int = 0,
     q_norm: int = 0,
     k_norm: int = 0,
     eps: float = 0.0,
 ) -> Stage:
     """Normalise queries and keys head by head, unless the weights' addresses are 0; rotate and mix them.
 
-    ``k_mean`` [G, H] is taken from the mixed keys.
+    ``k_mean`` [G, H] is taken from the mixed keys; with the address 0 nothing is mixed.
     """
     values = (x, stride, num_heads, num_kv_heads, head_dim, num_pairs, q_norm, k_norm, round(eps * 2**62), k_mean)
     return Stage(_place, values)

@@ -28,13 +28,12 @@ def _quantize_row(a, values, row):  # noqa: ANN001, ANN202 - compiled
 
 
 @njit(nogil=True, error_model="numpy")
-def _normalise(a, row, to):  # noqa: ANN001, ANN202 - compiled
-    """X / sqrt(mean(x^2) + eps) * weight of a row, to an address."""
-    width = a[WIDTH]
-    x = carray(as_pointer(a[X] + 4 * row * a[X_STRIDE]), (width,), np.float32)
-    weight = carray(as_pointer(a[WEIGHT]), (width,), np.float32)
+def normalise(x_at, weight_at, width, eps, to):  # noqa: ANN001, ANN201 - compiled
+    """X / sqrt(mean(x^2) + eps) * weight of a row, from an address to another; eps in units of 2**-62."""
+    x = carray(as_pointer(x_at), (width,), np.float32)
+    weight = carray(as_pointer(weight_at), (width,), np.float32)
     out = carray(as_pointer(to), (width,), np.float32)
-    scale = np.float32(1.0) / np.sqrt(sum_of_squares(x) / np.float32(width) + np.float32(a[EPS] * 2.0**-62))
+    scale = np.float32(1.0) / np.sqrt(sum_of_squares(x) / np.float32(width) + np.float32(eps * 2.0**-62))
     for i in range(width):
         out[i] = x[i] * scale * weight[i]
 
@@ -46,7 +45,7 @@ def _scratch(a):  # noqa: ANN001, ANN202 - compiled
 
 
 @njit(nogil=True, error_model="numpy")
-def _next_rows(a):  # noqa: ANN001, ANN202 - compiled
+def next_rows(a):  # noqa: ANN001, ANN201 - compiled
     """The rows [first, last) of the next task; none when all are taken."""
     num_rows = carray(as_pointer(a[FRAME]), (ROWS + 1,), np.int64)[ROWS]
     first = fetch_add(a.ctypes.data + 8 * team.NEXT, 1) * ROWS_PER_TASK
@@ -57,7 +56,7 @@ def _next_rows(a):  # noqa: ANN001, ANN202 - compiled
 def _quantize(raw) -> None:  # noqa: ANN001 - compiled
     a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
     while True:
-        first, last = _next_rows(a)
+        first, last = next_rows(a)
         if first >= last:
             break
         for row in range(first, last):
@@ -69,11 +68,11 @@ def _norm_quantize(raw) -> None:  # noqa: ANN001 - compiled
     a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
     scratch = _scratch(a)
     while True:
-        first, last = _next_rows(a)
+        first, last = next_rows(a)
         if first >= last:
             break
         for row in range(first, last):
-            _normalise(a, row, scratch)
+            normalise(a[X] + 4 * row * a[X_STRIDE], a[WEIGHT], a[WIDTH], a[EPS], scratch)
             _quantize_row(a, scratch, row)
 
 
@@ -81,11 +80,11 @@ def _norm_quantize(raw) -> None:  # noqa: ANN001 - compiled
 def _norm(raw) -> None:  # noqa: ANN001 - compiled
     a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
     while True:
-        first, last = _next_rows(a)
+        first, last = next_rows(a)
         if first >= last:
             break
         for row in range(first, last):
-            _normalise(a, row, a[OUT] + 4 * row * a[WIDTH])
+            normalise(a[X] + 4 * row * a[X_STRIDE], a[WEIGHT], a[WIDTH], a[EPS], a[OUT] + 4 * row * a[WIDTH])
 
 
 @team.compiled
@@ -94,7 +93,7 @@ def _gate_quantize(raw) -> None:  # noqa: ANN001 - compiled
     width = a[WIDTH]
     scratch = _scratch(a)
     while True:
-        first, last = _next_rows(a)
+        first, last = next_rows(a)
         if first >= last:
             break
         for row in range(first, last):

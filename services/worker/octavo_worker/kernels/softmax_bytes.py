@@ -37,7 +37,7 @@ def finish_scores(builder: Any, high: Any, low: Any, words: Any, query: int, key
     return builder.fmul(builder.sitofp(whole, _FLOATS), scale)
 
 
-def _exp2(builder: Any, x: Any) -> Any:
+def exp2(builder: Any, x: Any) -> Any:
     """2 ** x of a vector, x <= 0. Below -125 it stays at 1e-38; NaN stays NaN."""
 
     def fma(a: Any, b: Any, c: Any) -> Any:
@@ -80,12 +80,12 @@ def weigh(
 
         loop = Loop(builder, num_pages, [lowest])
         at, seen = place(loop)
-        larger = _larger(builder, loop.carried[0], builder.select(seen, load(builder, base, at, _FLOATS), lowest))
+        larger = larger_of(builder, loop.carried[0], builder.select(seen, load(builder, base, at, _FLOATS), lowest))
         loop.close([larger])
-        top = splat(builder, _tree(builder, larger, lambda a, b: _larger(builder, a, b)))
+        top = splat(builder, tree(builder, larger, lambda a, b: larger_of(builder, a, b)))
         loop = Loop(builder, num_pages, [zero, constant(_INTS, 0)])
         at, seen = place(loop)
-        weight = _exp2(builder, builder.fsub(load(builder, base, at, _FLOATS), top))
+        weight = exp2(builder, builder.fsub(load(builder, base, at, _FLOATS), top))
         # What lies in a slot never written counts for nothing.
         weight = builder.select(seen, weight, zero)
         scaled = builder.select(seen, builder.fmul(weight, load(builder, scales, at, _FLOATS)), zero)
@@ -99,7 +99,7 @@ def weigh(
         largest = builder.sitofp(builder.sub(all_bits, ir.Constant(_I64, 1)), _F32)
         unit, inverse = scaling(builder, peak(builder, [builder.bitcast(most, _FLOATS)]), largest)
         store(builder, unit, words, 0)
-        store(builder, _tree(builder, total, builder.fadd), words, 4)
+        store(builder, tree(builder, total, builder.fadd), words, 4)
         _to_bytes(builder, base, args[4], splat(builder, inverse), splat(builder, builder.trunc(args[5], _I32)))
         return context.get_dummy_value()
 
@@ -122,12 +122,12 @@ def _to_bytes(builder: Any, base: Any, num_chunks: Any, inverse: Any, bits: Any)
     loop.close([])
 
 
-def _larger(builder: Any, a: Any, b: Any) -> Any:
+def larger_of(builder: Any, a: Any, b: Any) -> Any:
     """The larger lanes; b where it is NaN."""
     return builder.select(builder.fcmp_ordered("<=", b, a), a, b)
 
 
-def _tree(builder: Any, vector: Any, join: Any) -> Any:
+def tree(builder: Any, vector: Any, join: Any) -> Any:
     """Join the lanes of a vector two by two: lane i with lane i + 8, then i + 4, ..."""
     width = LANES // 2
     while width:

@@ -121,7 +121,7 @@ class LoadedModel:
     """A model with what serves it."""
 
     model: Any
-    """A Model for floats; IntegerWeights for precisions that compute in integers."""
+    """A Model for float32 and on a GPU; PackedWeights for precisions that compute by compiled stages."""
     precision: str = "float32"
     device: str = "cpu"
     """Where it is computed: ``cpu`` or ``cuda``."""

@@ -6,6 +6,7 @@ quantises anything else to Q8_0. Knows no model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,25 @@ class Groups:
         minima = None if self.minima_OG is None else self.minima_OG[rows]
         return Groups(form=self.form, ints_OI=self.ints_OI[rows], deltas_OG=self.deltas_OG[rows], minima_OG=minima)
 
+    def above(self, others: Sequence[Any]) -> Groups:
+        """One below another: these, and others of the same form."""
+        parts = (self, *others)
+        assert all(part.form == self.form for part in parts)
+        minima = [part.minima_OG for part in parts if part.minima_OG is not None]
+        return Groups(
+            form=self.form,
+            ints_OI=np.concatenate([part.ints_OI for part in parts]),
+            deltas_OG=np.concatenate([part.deltas_OG for part in parts]),
+            minima_OG=np.concatenate(minima) if minima else None,
+        )
+
+    def packed(self) -> Matrix:
+        """Laid out for the kernels."""
+        return pack(self)
+
+    def __len__(self) -> int:
+        return len(self.ints_OI)
+
     def values(self) -> Floats:
         """What the integers stand for, in float32 [O, I]."""
         ints = self.ints_OI.reshape(*self.deltas_OG.shape, GROUP).astype(np.float32) - np.float32(self.form.zero)
@@ -49,7 +69,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """A packed matrix, ready for `grouped_matmul`."""
+    """A packed matrix, ready for `grouped_matmul` or `float_matmul`."""
 
     form: Format
     data: Bytes
@@ -100,20 +120,20 @@ def pack(groups: Groups, out: Bytes | None = None) -> Matrix:
         rows = slice(first * LANES, (first + _TILES_AT_ONCE) * LANES)
         part = tiles[first : first + _TILES_AT_ONCE]
         # [tile, output, group, vector, 4 bytes] -> [tile, group, vector, output, 4 bytes]
-        ints = _padded(groups.ints_OI[rows]).reshape(-1, LANES, num_groups, 8, 4).transpose(0, 2, 3, 1, 4)
+        ints = padded(groups.ints_OI[rows]).reshape(-1, LANES, num_groups, 8, 4).transpose(0, 2, 3, 1, 4)
         if form.bits == 4:
             ints = ints[:, :, :4] | (ints[:, :, 4:] << 4)
         num_bytes = form.bits * 8 * LANES // 2
         part[:, :, :num_bytes] = ints.reshape(len(part), num_groups, num_bytes)
         scales = [groups.deltas_OG] if groups.minima_OG is None else [groups.deltas_OG, groups.minima_OG]
         for place, halves in enumerate(scales):
-            lanes = np.ascontiguousarray(_padded(halves[rows]).reshape(-1, LANES, num_groups).transpose(0, 2, 1))
+            lanes = np.ascontiguousarray(padded(halves[rows]).reshape(-1, LANES, num_groups).transpose(0, 2, 1))
             start = num_bytes + 2 * LANES * place
             part[:, :, start : start + 2 * LANES] = lanes.view(np.uint8)
     return Matrix(form=form, data=data, num_outputs=num_outputs, num_inputs=num_inputs)
 
 
-def _padded(rows: NDArray[Any]) -> NDArray[Any]:
+def padded(rows: NDArray[Any]) -> NDArray[Any]:
     """Zero rows up to a whole tile: with a scale of 0 they stand for 0."""
     missing = -len(rows) % LANES
     return np.concatenate((rows, np.zeros((missing, *rows.shape[1:]), rows.dtype))) if missing else rows

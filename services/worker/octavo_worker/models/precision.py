@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from octavo_common.errors import FailedPrecondition, InvalidArgument
 from octavo_worker.models.base import ModelConfig
-from octavo_worker.models.integer_weights import reasons_against
+from octavo_worker.models.packed_weights import reasons_against
 
 AUTO = "auto"
-FLOAT32, W8A8, W4A8 = "float32", "w8a8", "w4a8"
-PRECISIONS = (FLOAT32, W8A8, W4A8)
+FLOAT32, BFLOAT16, W8A8, W4A8, W4A16 = "float32", "bfloat16", "w8a8", "w4a8", "w4a16"
+PRECISIONS = (FLOAT32, BFLOAT16, W8A8, W4A8, W4A16)
 _FOUR_BITS = ("Q4_0", "Q4_1")
 
 
@@ -29,7 +29,7 @@ def choose_precision(asked: str, config: ModelConfig, *, quantization: str, has_
     reasons = reasons_against(config)
     if asked == AUTO:
         return FLOAT32 if reasons or not has_vnni else W8A8
-    if asked == W4A8 and quantization not in _FOUR_BITS:
+    if asked in (W4A8, W4A16) and quantization not in _FOUR_BITS:
         reasons = [*reasons, "its weights are not stored in 4 bits (GGUF's Q4_0 or Q4_1)"]
     if asked != FLOAT32 and reasons:
         raise FailedPrecondition(

@@ -22,8 +22,15 @@ from octavo_worker.models.gguf_checkpoint import GgufCheckpoint, quantization
 from octavo_worker.models.gguf_config import gguf_config
 from octavo_worker.models.gguf_tokenizer import gguf_bundle
 from octavo_worker.models.gpu_precision import choose_gpu_precision
-from octavo_worker.models.integer_weights import IntegerWeights, read_weights
-from octavo_worker.models.precision import FLOAT32, PRECISIONS, W4A8, W8A8, choose_precision
+from octavo_worker.models.packed_weights import (
+    KEEP_BFLOAT16,
+    KEEP_W4A8,
+    KEEP_W4A16,
+    KEEP_W8A8,
+    PackedWeights,
+    read_weights,
+)
+from octavo_worker.models.precision import BFLOAT16, FLOAT32, PRECISIONS, W4A8, W4A16, W8A8, choose_precision
 from octavo_worker.models.weights import SafetensorsCheckpoint, weight_files
 
 CPU, CUDA = "cpu", "cuda"
@@ -42,10 +49,12 @@ def load_model(path: str | Path, *, precision: str = FLOAT32, name: str = "", de
 
 
 # What holds the weights of each precision.
-_READERS: Mapping[str, Callable[[ModelConfig, Checkpoint], Decoder | IntegerWeights]] = {
+_READERS: Mapping[str, Callable[[ModelConfig, Checkpoint], Decoder | PackedWeights]] = {
     FLOAT32: Decoder,
-    W8A8: partial(read_weights, as_stored=False),
-    W4A8: partial(read_weights, as_stored=True),
+    BFLOAT16: partial(read_weights, keeping=KEEP_BFLOAT16),
+    W8A8: partial(read_weights, keeping=KEEP_W8A8),
+    W4A8: partial(read_weights, keeping=KEEP_W4A8),
+    W4A16: partial(read_weights, keeping=KEEP_W4A16),
 }
 
 

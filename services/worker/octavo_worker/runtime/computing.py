@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,13 +17,16 @@ from octavo_common.errors import FailedPrecondition
 from octavo_worker.attention.base import AttentionBackend, AttentionNeed, KVSpec, select
 from octavo_worker.kv.local import Copy, copy_in_order
 from octavo_worker.models.base import LoadedModel, ModelConfig
-from octavo_worker.models.precision import FLOAT32, W4A8, W8A8
+from octavo_worker.models.precision import BFLOAT16, FLOAT32, W4A8, W4A16, W8A8
 from octavo_worker.runtime.devices import CPU, CUDA, default_kv_bytes
 from octavo_worker.runtime.inputs import ForwardInputs
 from octavo_worker.runtime.memory import allocate_pool, block_bytes
 from octavo_worker.runtime.runner import ModelRunner
 from octavo_worker.verify.base import Verifier
 from octavo_worker.verify.coupled import Coupled
+
+if TYPE_CHECKING:
+    from octavo_worker.runtime.arithmetic import Arithmetic
 
 BLOCK_SIZE = 16
 
@@ -165,28 +168,46 @@ def select_attention(
 
 
 def _in_integers(loaded: LoadedModel, resources: Resources) -> Computing:
-    """Integer products and int8 keys and values by compiled stages: equal bit by bit in any company."""
+    """Integer products and int8 keys and values."""
+    from octavo_worker.runtime.integer_arithmetic import IntegerArithmetic
+
+    return _by_stages(loaded, resources, IntegerArithmetic())
+
+
+def _in_shorts(loaded: LoadedModel, resources: Resources) -> Computing:
+    """Products, keys and values in bfloat16."""
+    from octavo_worker.runtime.short_arithmetic import ShortArithmetic
+
+    return _by_stages(loaded, resources, ShortArithmetic())
+
+
+def _by_stages(loaded: LoadedModel, resources: Resources, arithmetic: Arithmetic) -> Computing:
+    """Compiled stages whose sums have a fixed order: equal bit by bit in any company."""
     # Compiles its kernels when it comes in, for seconds if they are not kept on disk.
-    from octavo_worker.runtime.integer_program import pool_shape
-    from octavo_worker.runtime.integer_runner import IntegerRunner
+    from octavo_worker.runtime.packed_runner import PackedRunner
 
     model = loaded.config
-    num_blocks = _num_blocks(_kv_bytes(resources), pool_shape(model, 1)[1])
-    pool = allocate_pool(pool_shape(model, num_blocks), torch.uint8, poison=resources.poison)
+    one_block = arithmetic.attention.block_bytes(model)
+    num_blocks = _num_blocks(_kv_bytes(resources), one_block)
+    pool = allocate_pool((num_blocks, one_block), torch.uint8, poison=resources.poison)
     return Computing(
-        runner=IntegerRunner(config=model, weights=loaded.model, kv=pool, num_threads=resources.num_threads),
+        runner=PackedRunner(
+            config=model, weights=loaded.model, arithmetic=arithmetic, kv=pool, num_threads=resources.num_threads
+        ),
         pool=pool,
-        attention_backend="int8",
+        attention_backend=arithmetic.attention_name,
         # Threads do not matter; torch makes the angles, and the order within a norm's sum is the processor's.
-        numerics_id=f"{loaded.precision}-kv8-p16/groups-torch-{torch_version()}/{_isa()}",
+        numerics_id=f"{loaded.precision}-{arithmetic.numerics}-torch-{torch_version()}/{_isa()}",
         exact=True,
     )
 
 
 _COMPUTING: Mapping[str, Callable[[LoadedModel, Resources], Computing]] = {
     FLOAT32: _in_floats,
+    BFLOAT16: _in_shorts,
     W8A8: _in_integers,
     W4A8: _in_integers,
+    W4A16: _in_shorts,
 }
 
 

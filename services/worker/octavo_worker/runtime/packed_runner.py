@@ -1,4 +1,4 @@
-"""The forward pass in integers: one program of compiled stages a step, over weights and a pool of int8 groups.
+"""The forward pass by compiled kernels: one program of stages a step, over packed weights and a pool of bytes.
 
 Every sum has a fixed order, so a token's logits are bit for bit the same whatever the batch, chunks and threads.
 T fed tokens, S wanted positions, D hidden, I feed-forward, N query heads, G key-value heads, H head dim, V vocabulary.
@@ -16,10 +16,11 @@ from torch import Tensor
 from octavo_worker.attention.base import AttnBatch
 from octavo_worker.kernels.kv_int8 import PAGE
 from octavo_worker.models.base import ModelConfig
-from octavo_worker.models.integer_weights import IntegerWeights
 from octavo_worker.models.layers import Rope
+from octavo_worker.models.packed_weights import PackedWeights
+from octavo_worker.runtime.arithmetic import Arithmetic
 from octavo_worker.runtime.inputs import ForwardInputs
-from octavo_worker.runtime.integer_program import Forward, Head, pool_shape
+from octavo_worker.runtime.packed_program import Forward, Head
 from octavo_worker.runtime.slices import cut_positions
 
 _FEWEST_ROWS = 64
@@ -52,28 +53,31 @@ class _Positions:
         return torch.view_as_real(self._rope.table(positions_T, lengths_T).squeeze(1)).contiguous().numpy()
 
 
-class IntegerRunner:
-    """A model in integers with its pool of keys and values. Not for several threads at once."""
+class PackedRunner:
+    """A model in packed weights with its pool of keys and values. Not for several threads at once."""
 
     def __init__(
         self,
         *,
         config: ModelConfig,
-        weights: IntegerWeights,
+        weights: PackedWeights,
+        arithmetic: Arithmetic,
         kv: Tensor,
         num_threads: int,
         max_logits_bytes: int = 64 * 1024 * 1024,
     ) -> None:
-        """``kv`` is a pool as `pool_shape` says."""
+        """``kv`` is a pool of bytes, each block as many as the arithmetic's attention says."""
         self._config = config
         self._weights = weights
+        self._arithmetic = arithmetic
         self._kv = kv
         self._num_threads = num_threads
         self._rows_at_once = max(1, max_logits_bytes // (4 * config.vocab_size))
         self._positions = _Positions(config)
-        self._key_means = _typical_keys(config, weights, num_threads)
+        mixes = arithmetic.attention.mixes_keys
+        self._key_means = _typical_keys(config, weights, arithmetic, num_threads) if mixes else None
         self._forward = self._make_forward(_FEWEST_ROWS)
-        self._head = Head(config, weights, min(_FEWEST_ROWS, self._rows_at_once))
+        self._head = self._make_head(min(_FEWEST_ROWS, self._rows_at_once))
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Hidden states ``[T, D]``, overwritten by the next call; writes the tokens' keys and values into the pool."""
@@ -89,29 +93,35 @@ class IntegerRunner:
         for rows, positions in cut_positions(counts_R, self._rows_at_once):
             num_wanted = positions.stop - positions.start
             if num_wanted > self._head.num_rows:
-                self._head = Head(self._config, self._weights, _grown(self._head.num_rows, num_wanted))
+                self._head = self._make_head(_grown(self._head.num_rows, num_wanted))
             yield rows, self._head(hidden_TD[wanted_S[positions]], self._num_threads)
 
     def poison(self, blocks: list[int]) -> None:
-        """Fill blocks with what is NaN as a scale, so that a wrong mask shows."""
+        """Fill blocks with what is NaN as a float of any width, so that a wrong mask shows."""
         self._kv[torch.tensor(blocks, dtype=torch.int64)] = 255
 
     def _make_forward(self, num_tokens: int) -> Forward:
         return Forward(
             self._config,
             self._weights,
+            self._arithmetic,
             self._key_means,
             self._kv,
             num_tokens=num_tokens,
             threads=self._num_threads,
         )
 
+    def _make_head(self, num_rows: int) -> Head:
+        return Head(self._config, self._weights, self._arithmetic, num_rows=num_rows, threads=self._num_threads)
 
-def _typical_keys(config: ModelConfig, weights: IntegerWeights, num_threads: int) -> NDArray[np.float32]:
+
+def _typical_keys(
+    config: ModelConfig, weights: PackedWeights, arithmetic: Arithmetic, num_threads: int
+) -> NDArray[np.float32]:
     """Means of the keys of some arbitrary tokens, the same at every start: ``[layers, G, H]``."""
     means = np.zeros((config.num_layers, config.num_kv_heads, config.head_dim), np.float32)
-    kv = torch.zeros(pool_shape(config, _TYPICAL_TOKENS // PAGE), dtype=torch.uint8)
-    forward = Forward(config, weights, means, kv, num_tokens=_TYPICAL_TOKENS, threads=num_threads)
+    kv = torch.zeros(_TYPICAL_TOKENS // PAGE, arithmetic.attention.block_bytes(config), dtype=torch.uint8)
+    forward = Forward(config, weights, arithmetic, means, kv, num_tokens=_TYPICAL_TOKENS, threads=num_threads)
     positions = np.arange(_TYPICAL_TOKENS)
     # Spread over the vocabulary by the golden ratio.
     tokens = (positions * 2654435761 % config.vocab_size).astype(np.int64)

@@ -1,27 +1,49 @@
-"""A decoder's weights as integers in groups of 32, for the modes w8a8 and w4a8. Knows no forward pass.
+"""A decoder's weights as its compiled kernels take them, for all modes but float32. Knows no forward pass.
 
-`w4a8` takes the matrices that a GGUF file stores as Q4_0, Q4_1 or Q8_0 exactly as they are; whatever else there is
-becomes Q8_0, and so do q, k and v (or gate and up), which are one product, where they are stored in different types.
-`w8a8` makes all of them Q8_0. Norms and biases stay float32.
+What a file stores in GGUF's blocks may stay as it is; everything else becomes one form. `w4a8` and `w4a16` take Q4_0,
+Q4_1 and Q8_0 as stored, `w8a8` Q8_0, `bfloat16` nothing. The rest becomes Q8_0 where products are of integers, bfloat16
+where they are of floats, and so do q, k and v (or gate and up), which are one product, where they are stored in
+different types. Norms and biases stay float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo_worker.kernels.integer import GROUP, Q8_0, Format
+from octavo_worker.kernels.bfloat16 import BFLOAT16
+from octavo_worker.kernels.integer import FORMATS, GROUP, Q8_0, Format
 from octavo_worker.kernels.vector import LANES
 from octavo_worker.models.base import InvalidModel, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint, read_rows, require
 from octavo_worker.models.decoder import IGNORED, tensors
 from octavo_worker.models.layers import interleave
-from octavo_worker.models.packed import BY_GGUF_NAME, Groups, Matrix, pack, quantize, unpack_blocks
+from octavo_worker.models.packed import BY_GGUF_NAME, Groups, Matrix, quantize, unpack_blocks
+from octavo_worker.models.packed_floats import Shorts, round_to_shorts
 
 Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How matrices are kept."""
+
+    # What blocks stay as they are stored.
+    as_stored: frozenset[Format]
+    # What everything else becomes, and how.
+    other: Format
+    convert: Callable[[Floats], Groups | Shorts]
+
+
+_STORED = frozenset(FORMATS)
+KEEP_W8A8 = Keeping(as_stored=frozenset({Q8_0}), other=Q8_0, convert=quantize)
+KEEP_W4A8 = Keeping(as_stored=_STORED, other=Q8_0, convert=quantize)
+KEEP_W4A16 = Keeping(as_stored=_STORED, other=BFLOAT16, convert=round_to_shorts)
+KEEP_BFLOAT16 = Keeping(as_stored=frozenset(), other=BFLOAT16, convert=round_to_shorts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +69,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntegerWeights:
+class PackedWeights:
     """All of a decoder's weights."""
 
     embedding: Matrix
@@ -80,22 +102,22 @@ def reasons_against(config: ModelConfig) -> list[str]:
     return reasons
 
 
-def read_weights(config: ModelConfig, checkpoint: Checkpoint, *, as_stored: bool) -> IntegerWeights:
-    """Read a checkpoint; ``as_stored`` is w4a8. Raises InvalidModel when it does not fit the configuration."""
-    reader = _Reader(config, checkpoint, as_stored=as_stored)
+def read_weights(config: ModelConfig, checkpoint: Checkpoint, *, keeping: Keeping) -> PackedWeights:
+    """Read a checkpoint. Raises InvalidModel when it does not fit the configuration."""
+    reader = _Reader(config, checkpoint, keeping)
     embedding = reader.matrix(["model.embed_tokens"])
     head = embedding if config.tie_embeddings else reader.matrix(["lm_head"])
     layers = tuple(reader.layer(index) for index in range(config.num_layers))
-    return IntegerWeights(embedding=embedding, layers=layers, norm=reader.vector("model.norm"), head=head)
+    return PackedWeights(embedding=embedding, layers=layers, norm=reader.vector("model.norm"), head=head)
 
 
 class _Reader:
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, *, as_stored: bool) -> None:
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, keeping: Keeping) -> None:
         ignored = (*IGNORED, "lm_head.weight") if config.tie_embeddings else IGNORED
         require(checkpoint, tensors(config), ignored=ignored)
         self._config = config
         self._checkpoint = checkpoint
-        self._as_stored = as_stored
+        self._keeping = keeping
 
     def layer(self, index: int) -> LayerWeights:
         """One layer."""
@@ -119,18 +141,12 @@ class _Reader:
 
     def matrix(self, names: list[str], *, is_qkv: bool = False) -> Matrix:
         """Some matrices one below another."""
-        parts = [self._groups(f"{name}.weight") for name in names]
-        form = parts[0].form
-        if any(part.form != form for part in parts):
-            form, parts = Q8_0, [part if part.form == Q8_0 else quantize(part.values()) for part in parts]
-        minima = [part.minima_OG for part in parts if part.minima_OG is not None]
-        groups = Groups(
-            form=form,
-            ints_OI=np.concatenate([part.ints_OI for part in parts]),
-            deltas_OG=np.concatenate([part.deltas_OG for part in parts]),
-            minima_OG=np.concatenate(minima) if minima else None,
-        )
-        return pack(groups.take(self._order(len(groups.ints_OI))) if is_qkv else groups)
+        parts = [self._kept(f"{name}.weight") for name in names]
+        if any(part.form != parts[0].form for part in parts):
+            keeping = self._keeping
+            parts = [part if part.form == keeping.other else keeping.convert(part.values()) for part in parts]
+        whole = parts[0].above(parts[1:])
+        return (whole.take(self._order(len(whole))) if is_qkv else whole).packed()
 
     def _linear(self, names: list[str], has_bias: bool, *, is_qkv: bool = False) -> LinearWeights:
         matrix = self.matrix(names, is_qkv=is_qkv)
@@ -153,13 +169,13 @@ class _Reader:
         weight = torch.from_numpy(self.vector(name))
         return interleave(weight, 1, self._config.head_dim, self._config.rope.dim).numpy()
 
-    def _groups(self, name: str) -> Groups:
+    def _kept(self, name: str) -> Groups | Shorts:
         stored = self._checkpoint.read_blocks(name)
         form: Format | None = None if stored is None else BY_GGUF_NAME.get(stored.kind)
-        if stored is not None and form is not None and (self._as_stored or form == Q8_0):
+        if stored is not None and form is not None and form in self._keeping.as_stored:
             groups = unpack_blocks(form, stored.blocks_OGB)
             scales = [groups.deltas_OG] if groups.minima_OG is None else [groups.deltas_OG, groups.minima_OG]
             if not all(np.isfinite(part).all() for part in scales):
                 raise InvalidModel(f"{self._checkpoint.where}: the tensor {name} has values that are not finite")
             return groups
-        return quantize(read_rows(self._checkpoint, [name], self._checkpoint.shapes[name]).numpy())
+        return self._keeping.convert(read_rows(self._checkpoint, [name], self._checkpoint.shapes[name]).numpy())

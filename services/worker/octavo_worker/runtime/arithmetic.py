@@ -1,0 +1,88 @@
+"""What a program of stages leaves open: how rows meet matrices, and how keys and values are kept.
+
+Implementations are `integer_arithmetic` and `short_arithmetic`; the program itself, `packed_program`, names none.
+T fed tokens, D hidden, I feed-forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_worker.kernels.program import Stage
+from octavo_worker.models.base import ModelConfig
+from octavo_worker.models.packed import Matrix
+from octavo_worker.models.packed_weights import LinearWeights
+
+Floats = NDArray[np.float32]
+
+
+class Rows(Protocol):
+    """Rows of one width as a product reads them. Each is made from floats by one stage, for one matrix."""
+
+    def embed(self, matrix: Matrix, out: Floats) -> Sequence[Stage]:
+        """Floats of the embedding's rows for the step's tokens; what it holds itself is lost."""
+        ...
+
+    def take(self, x_TD: Floats, matrix: Matrix) -> Stage:
+        """From rows as they are."""
+        ...
+
+    def norm(self, x_TD: Floats, weight_D: Floats, eps: float, matrix: Matrix) -> Stage:
+        """From the root mean square norm of rows."""
+        ...
+
+    def gate(self, gate_up_TI: Floats, matrix: Matrix) -> Stage:
+        """From silu(gate) * up, for rows that hold the gate and then up."""
+        ...
+
+    def matmul(self, linear: LinearWeights, out: Floats, *, adds: bool = False) -> Stage:
+        """Their product with a matrix, written to rows of floats or added to them."""
+        ...
+
+
+class Attention(Protocol):
+    """Keys and values of all layers in a pool of blocks of 16 tokens. The frame is that of `kernels.attend_int8`."""
+
+    @property
+    def mixes_keys(self) -> bool:
+        """Whether keys want to be mixed and freed of their means, see `kernels.positions`."""
+        ...
+
+    def block_bytes(self, config: ModelConfig) -> int:
+        """Bytes of a block: one contiguous region."""
+        ...
+
+    def scratch_bytes(self, max_keys: int, head_dim: int) -> int:
+        """Work space of a thread for one head."""
+        ...
+
+    def stage(self, config: ModelConfig, layer: int, *, qkv: Floats, pool: int, out: Floats) -> Stage:
+        """Put the fed tokens' keys and values into the pool, then attend."""
+        ...
+
+
+class Arithmetic(Protocol):
+    """One way to compute."""
+
+    @property
+    def attention_name(self) -> str:
+        """As a card tells its attention backend."""
+        ...
+
+    @property
+    def numerics(self) -> str:
+        """All that the bits of logits depend on beside weights, torch's angles and the instruction set."""
+        ...
+
+    @property
+    def attention(self) -> Attention:
+        """How keys and values are kept."""
+        ...
+
+    def rows(self, num_rows: int, width: int, num_threads: int) -> Rows:
+        """Room for rows."""
+        ...

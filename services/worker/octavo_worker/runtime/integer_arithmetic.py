@@ -1,0 +1,128 @@
+"""Products of integers in groups of 32, keys and values in int8: the modes w8a8 and w4a8. See `kernels.integer`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_worker.kernels import attend_int8, attention_int8
+from octavo_worker.kernels.embedding import embedding_stage
+from octavo_worker.kernels.grouped_matmul import matmul_stage
+from octavo_worker.kernels.integer import GROUP
+from octavo_worker.kernels.program import Stage
+from octavo_worker.kernels.quantize import gate_quantize_stage, norm_quantize_stage, quantize_stage
+from octavo_worker.models.base import ModelConfig
+from octavo_worker.models.packed import Matrix
+from octavo_worker.models.packed_weights import LinearWeights
+
+Floats = NDArray[np.float32]
+
+
+class IntegerRows:
+    """Quantised rows of one width."""
+
+    def __init__(self, num_rows: int, width: int, num_threads: int) -> None:
+        self._width = width
+        self._ints = np.zeros((num_rows, width), np.int8)
+        self._scales = np.zeros((num_rows, width // GROUP), np.float32)
+        self._sums = np.zeros((num_rows, width // GROUP), np.int32)
+        self._scratch = np.zeros((num_threads, width), np.float32)
+        self._places = {
+            "ints": self._ints.ctypes.data,
+            "scales": self._scales.ctypes.data,
+            "sums": self._sums.ctypes.data,
+        }
+
+    def embed(self, matrix: Matrix, out: Floats) -> list[Stage]:
+        """Rows of the embedding."""
+        weights = matrix.data.ctypes.data
+        return [embedding_stage(matrix.form, weights=weights, width=self._width, out=out.ctypes.data)]
+
+    def take(self, x_TD: Floats, matrix: Matrix) -> Stage:
+        """From rows as they are."""
+        return quantize_stage(
+            x=x_TD.ctypes.data, stride=x_TD.shape[1], width=self._width, zero=matrix.form.zero, **self._places
+        )
+
+    def norm(self, x_TD: Floats, weight_D: Floats, eps: float, matrix: Matrix) -> Stage:
+        """From the root mean square norm of rows."""
+        return norm_quantize_stage(
+            x=x_TD.ctypes.data,
+            stride=x_TD.shape[1],
+            width=self._width,
+            zero=matrix.form.zero,
+            weight=weight_D.ctypes.data,
+            eps=eps,
+            scratch=self._scratch.ctypes.data,
+            **self._places,
+        )
+
+    def gate(self, gate_up_TI: Floats, matrix: Matrix) -> Stage:
+        """From silu(gate) * up."""
+        return gate_quantize_stage(
+            x=gate_up_TI.ctypes.data,
+            width=self._width,
+            zero=matrix.form.zero,
+            scratch=self._scratch.ctypes.data,
+            **self._places,
+        )
+
+    def matmul(self, linear: LinearWeights, out: Floats, *, adds: bool = False) -> Stage:
+        """Their product with a matrix."""
+        matrix = linear.matrix
+        return matmul_stage(
+            matrix.form,
+            weights=matrix.data.ctypes.data,
+            num_inputs=matrix.num_inputs,
+            num_outputs=matrix.padded_outputs,
+            out=out.ctypes.data,
+            stride=out.shape[1],
+            adds=adds,
+            bias=0 if linear.bias is None else linear.bias.ctypes.data,
+            **self._places,
+        )
+
+
+class Int8Attention:
+    """Keys and values in int8, with a scale for each head of each token behind all layers of a block."""
+
+    mixes_keys = True
+
+    def block_bytes(self, config: ModelConfig) -> int:
+        """Bytes of a block."""
+        layer = attention_int8.layer_bytes(config.num_kv_heads, config.head_dim)
+        return config.num_layers * (layer + attention_int8.layer_scale_bytes(config.num_kv_heads))
+
+    def scratch_bytes(self, max_keys: int, head_dim: int) -> int:
+        """Work space of a thread for one head."""
+        return attend_int8.scratch_bytes(max_keys, head_dim)
+
+    def stage(self, config: ModelConfig, layer: int, *, qkv: Floats, pool: int, out: Floats) -> Stage:
+        """Put the fed tokens' keys and values into the pool, then attend."""
+        return attention_int8.attention_stage(
+            qkv=qkv.ctypes.data,
+            qkv_stride=qkv.shape[1],
+            pool=pool,
+            num_layers=config.num_layers,
+            layer=layer,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            out=out.ctypes.data,
+            out_stride=out.shape[1],
+            window=config.window(layer),
+        )
+
+
+class IntegerArithmetic:
+    """Everything in integers but norms, angles, gates and softmax."""
+
+    attention_name = "int8"
+    numerics = "kv8-p16/groups"
+
+    def __init__(self) -> None:
+        self.attention = Int8Attention()
+
+    def rows(self, num_rows: int, width: int, num_threads: int) -> IntegerRows:
+        """Room for rows."""
+        return IntegerRows(num_rows, width, num_threads)
