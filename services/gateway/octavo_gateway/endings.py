@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from octavo_common.errors import Cancelled, FailedPrecondition, OctavoError, StreamDiverged
+from octavo_common.errors import Cancelled, FailedPrecondition, Internal, OctavoError, StreamDiverged
 from octavo_common.jobs.spec import JobFailure
 from octavo_gateway.convert import failure_error
 
@@ -34,6 +34,11 @@ def diverged(job_id: UUID) -> StreamDiverged:
         f"job {job_id} went on with other tokens than this stream has sent",
         hint="its result is in the job: read it by its id",
     )
+
+
+def broken(job_id: UUID) -> OctavoError:
+    """A fault of ours; the log has its place."""
+    return Internal("the stream failed", hint=f"the job goes on: read job {job_id}")
 
 
 def restarted(job_id: UUID) -> StreamDiverged:

@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 
 from octavo_common.clock import Clock
-from octavo_common.errors import Internal, OctavoError, Status
+from octavo_common.errors import OctavoError, Status
 from octavo_common.jobs.model import HELD, JobState, OwnedJob, Resumption
 from octavo_common.jobs.spec import GenerationResult, JobFailure
 from octavo_common.rpc import deadline
@@ -149,7 +149,7 @@ class Relay:
             self.finish(error)
         except Exception:  # the top of a loop: readers must not wait for ever
             log.exception("stream.failed", job_id=str(self.job_id))
-            self.finish(Internal("the stream failed", hint=f"the job goes on: read job {self.job_id}"))
+            self.finish(endings.broken(self.job_id))
 
     async def _follow(self) -> None:
         row = self._row or await self._refresh()
@@ -319,15 +319,16 @@ class Relay:
         self._row_news.clear()
 
     async def _database(self, call: Awaitable[T]) -> T | None:
-        """A call of the store; None after a pause when the database fails: the caller's loop comes back."""
+        """A call of the store; None after a pause when the database is away: the caller's loop comes back.
+
+        What the store has no name for is a fault of ours, and would be one the next time.
+        """
         try:
             return await call
-        except Exception as error:  # whatever the driver raises while the server is away
-            if isinstance(error, OctavoError) and error.status is not Status.UNAVAILABLE:
+        except OctavoError as error:
+            if error.status is not Status.UNAVAILABLE:
                 raise
-            # What the store has no name for may be a fault of ours: then its place is worth knowing.
-            unnamed = not isinstance(error, OctavoError)
-            log.warning("stream.database_failed", job_id=str(self.job_id), error=repr(error), exc_info=unnamed)
+            log.warning("stream.database_failed", job_id=str(self.job_id), error=error.message)
             await self._clock.sleep(DATABASE_PAUSE_S)
             return None
 

@@ -15,9 +15,10 @@ from uuid import UUID
 import structlog
 
 from octavo_common.clock import Clock
-from octavo_common.errors import Cancelled, OctavoError, StreamDiverged, Unavailable
+from octavo_common.errors import Cancelled, Internal, OctavoError, StreamDiverged, Unavailable
 from octavo_common.jobs.model import Job, OwnedJob
 from octavo_common.jobs.spec import GenerationSpec
+from octavo_gateway import endings
 from octavo_gateway.chores import Chores
 from octavo_gateway.contact import ContactRows, Rows
 from octavo_gateway.following import Followed, Reader
@@ -265,7 +266,7 @@ class StreamHub:
 
     def _on_end(self, followed: Followed) -> None:
         relay = followed.relay
-        if isinstance(relay.outcome, StreamDiverged) and len(self._followed.get(relay.job_id, ())) < 2:
+        if isinstance(relay.outcome, (StreamDiverged, Internal)) and len(self._followed.get(relay.job_id, ())) < 2:
             # The job may go on, and here nobody looks after it any more.
             self._chores.add(lambda: self._detach(relay.job_id))
         if not followed.readers:
@@ -301,9 +302,15 @@ class StreamHub:
         """Read the rows of all followed jobs and tell their relays. A database that is away is asked again later."""
         try:
             rows = await self._rows.rows(list(self._followed))
-        except Exception as error:  # the top of a loop
-            log.warning("streams.database_failed", error=repr(error), exc_info=not isinstance(error, OctavoError))
+        except Unavailable as error:
+            log.warning("streams.database_failed", error=error.message)
             await self._clock.sleep(POLL_S / 2)
+            return
+        except Exception:  # the top of a loop: a fault of ours, and nobody would hear of moved jobs any more
+            log.exception("streams.failed")
+            for followed in [one for siblings in self._followed.values() for one in siblings]:
+                followed.relay.finish(endings.broken(followed.relay.job_id))
+                followed.task.cancel()
             return
         for row in rows:
             for followed in self._followed.get(row.id, ()):

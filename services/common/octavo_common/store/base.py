@@ -6,12 +6,27 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import psycopg
 from sqlalchemy import Executable, exc
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from octavo_common.db.engine import Database
 from octavo_common.errors import InvalidArgument, Unavailable
+
+# What is raised while the server goes, or is gone: by the driver, or by SQLAlchemy over a connection that it has lost;
+# and by the driver past SQLAlchemy, where a connection is looked at without a statement.
+_AWAY = (
+    exc.OperationalError,
+    exc.InterfaceError,
+    exc.TimeoutError,
+    exc.ResourceClosedError,
+    exc.PendingRollbackError,
+    exc.DisconnectionError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    OSError,
+)
 
 
 @contextmanager
@@ -24,7 +39,7 @@ def translated() -> Iterator[None]:
         raise InvalidArgument(
             "a value of the request cannot be stored", hint="is there a NUL character in a text, or a number too large?"
         ) from error
-    except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:
+    except _AWAY as error:
         raise Unavailable(
             "the database does not answer", hint="`octavo doctor` looks at it", retry_after_s=1.0
         ) from error
