@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos_checks import check_ended_once, check_tokens, prompt_ids, restart_delays
+from chaos_checks import all_exact, check_ended_once, check_tokens, prompt_ids, restart_delays
 from chaos_cluster import Cluster
 from chaos_faults import Faults, kill_whoever_runs
 from chaos_load import Ask, Load, Outcome
@@ -59,6 +59,7 @@ class Rounds:
         # From nothing to a token, with all requests at once: what a resumed stream may take on a busy machine too.
         self.slowest_start_s = max(o.arrivals[0][0] for o in self._undisturbed if o.arrivals) - began_s
         self._prompts = prompt_ids(cluster, self._undisturbed)
+        self.exact = all_exact(cluster)
 
     def run(self, fault: str) -> RoundResult:
         """Run one round, and wait until the platform is whole again."""
@@ -70,7 +71,7 @@ class Rounds:
             self._measure(result, outcomes)
         result.wall_s = time.monotonic() - began_s
         result.troubles += check_ended_once(self._cluster, outcomes)
-        compared = check_tokens(self._undisturbed, outcomes, self._prompts, self._model)
+        compared = check_tokens(self._undisturbed, outcomes, self._prompts, model=self._model, exact=self.exact)
         result.troubles += compared.troubles
         result.num_ties = compared.num_ties
         self._cluster.wait_ready()
