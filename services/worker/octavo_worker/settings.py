@@ -54,7 +54,8 @@ class WorkerSettings(CommonSettings):
     attention_backend: str = "auto"
     # On a GPU: record decode steps as graphs and replay them. Only to find out whether a fault lies there.
     records_decode: bool = True
-    # auto, float32, w8a8 or w4a8; on a GPU bfloat16, float16 or float32. auto goes by rules, see docs/tokens.md.
+    # auto, float32, bfloat16, w8a8, w4a8 or w4a16; on a GPU bfloat16, float16 or float32. auto goes by rules, see
+    # docs/tokens.md.
     precision: str = "auto"
     # Notifications are only hints: so often the table is read without one.
     poll_s: float = Field(default=1.0, gt=0)
