@@ -12,7 +12,8 @@ import grpc
 from octavo import calls, calls_fleet, request
 from octavo.aio_wire import AsyncTokenStream, AsyncWire
 from octavo.clock import Clock, new_idempotency_key
-from octavo.errors import DeadlineExceededError, OctavoError, UnavailableError, from_rpc_error
+from octavo.errors import OctavoError, UnavailableError, from_rpc_error, still_waiting
+from octavo.fields import check_number
 from octavo.planning import ModelPlan, PlanChoices
 from octavo.pools import Pool
 from octavo.retry import Patience, RetryPolicy, is_broken
@@ -60,10 +61,13 @@ class AsyncJobs:
         return await self._wire.unary(calls.job_events(job_id))
 
     async def watch(self, job_id: str, *, timeout_s: float | None = None) -> AsyncGenerator[Job, None]:
-        """Yield the job now and after each change until it has ended; survives its gateway."""
+        """Yield the job now and after each change until it has ended; survives its gateway.
+
+        Raises DeadlineExceededError, code WAIT_TIMEOUT, after ``timeout_s``: the job goes on.
+        """
         clock = self._wire.clock
         patience, last = Patience(self._wire.policy), None
-        deadline_s = None if timeout_s is None else clock.monotonic() + timeout_s
+        deadline_s = None if timeout_s is None else clock.monotonic() + check_number(timeout_s, "timeout_s")
         while True:
             remaining_s = None if deadline_s is None else max(0.001, deadline_s - clock.monotonic())
             failure: OctavoError = UnavailableError("the watch ended before the job", job_id=job_id)
@@ -82,6 +86,8 @@ class AsyncJobs:
                 failure = from_rpc_error(rpc_error, job_id=job_id)
             finally:
                 answers.cancel()
+            if timeout_s is not None and failure.status == "DEADLINE_EXCEEDED" and not failure.told:
+                raise still_waiting(job_id, timeout_s) from failure
             if not is_broken(failure):
                 raise failure
             self._wire.move()
@@ -146,7 +152,7 @@ class AsyncClient:
             async for job in states:
                 if job.state.ended:
                     return job
-        raise DeadlineExceededError(f"job {job_id} has not ended", job_id=job_id)
+        raise UnavailableError("the watch ended before the job", job_id=job_id)
 
     async def models(self) -> list[Model]:
         """List the models that live workers serve."""

@@ -18,7 +18,7 @@ from octavo import calls
 from octavo.calls import Call
 from octavo.channel import CANCEL_TIMEOUT_S, call_metadata, channel_options
 from octavo.clock import Clock
-from octavo.errors import CancelledError, OctavoError, UnavailableError, from_rpc_error
+from octavo.errors import CancelledError, OctavoError, UnavailableError, client_closed, from_rpc_error
 from octavo.retry import RetryPolicy
 from octavo.streams import StreamMachine, StreamView
 from octavo.values import Chunk, GenerationResult
@@ -48,6 +48,7 @@ class AsyncWire:
         self._metadata = metadata
         self._credentials = credentials
         self._current = 0
+        self._is_closed = False
         self._channels: dict[str, Any] = {}
 
     def move(self) -> None:
@@ -55,6 +56,8 @@ class AsyncWire:
         self._current = (self._current + 1) % len(self._addresses)
 
     def _channel(self) -> Any:
+        if self._is_closed:
+            raise client_closed()
         address = self._addresses[self._current]
         if address not in self._channels:
             options = channel_options(address)
@@ -80,6 +83,8 @@ class AsyncWire:
             try:
                 return call.parse(await stub(call.request, timeout=remaining_s, metadata=self.metadata()))
             except grpc.RpcError as rpc_error:
+                if self._is_closed:
+                    raise client_closed() from rpc_error
                 error = from_rpc_error(rpc_error)
                 delay_s = self.policy.delay_s(
                     error, call.safety, attempt=attempt, remaining_s=remaining_s, jitter=self.clock.jitter()
@@ -105,6 +110,7 @@ class AsyncWire:
 
     async def close(self) -> None:
         """Close all channels; calls in flight end."""
+        self._is_closed = True
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()

@@ -10,12 +10,14 @@ from google.protobuf.message import Message
 
 from octavo import parsing
 from octavo.errors import InvalidArgumentError
+from octavo.fields import build
 from octavo.retry import Safety
 from octavo.v1 import gateway_pb2, jobs_pb2
 from octavo.values import Job, JobEvent, JobHandle, JobState, Model, StepRecord, Worker
 
 T = TypeVar("T")
 MAX_PAGE = 1000
+_JOB = {"id": "job_id"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ def get_job(job_id: str) -> Call[Job]:
     """Read one job."""
     return Call(
         path="/octavo.v1.JobService/GetJob",
-        request=jobs_pb2.GetJobRequest(id=job_id),
+        request=build(jobs_pb2.GetJobRequest, _JOB, id=job_id),
         response=jobs_pb2.GetJobResponse,
         parse=_job,
     )
@@ -100,7 +102,7 @@ def cancel_job(job_id: str) -> Call[Job]:
     """Ask a job to end. Safe to repeat: an ended job is returned as it is."""
     return Call(
         path="/octavo.v1.JobService/CancelJob",
-        request=jobs_pb2.CancelJobRequest(id=job_id),
+        request=build(jobs_pb2.CancelJobRequest, _JOB, id=job_id),
         response=jobs_pb2.CancelJobResponse,
         parse=_job,
     )
@@ -110,7 +112,7 @@ def retry_job(job_id: str) -> Call[Job]:
     """Queue a copy of an ended job. A second try would queue a second copy."""
     return Call(
         path="/octavo.v1.JobService/RetryJob",
-        request=jobs_pb2.RetryJobRequest(id=job_id),
+        request=build(jobs_pb2.RetryJobRequest, _JOB, id=job_id),
         response=jobs_pb2.RetryJobResponse,
         parse=_job,
         safety=Safety.UNSAFE,
@@ -121,7 +123,7 @@ def watch_job(job_id: str) -> Call[Job]:
     """Stream the job now and after each change until it has ended."""
     return Call(
         path="/octavo.v1.JobService/WatchJob",
-        request=jobs_pb2.WatchJobRequest(id=job_id),
+        request=build(jobs_pb2.WatchJobRequest, _JOB, id=job_id),
         response=jobs_pb2.WatchJobResponse,
         parse=_job,
     )
@@ -136,7 +138,7 @@ def job_events(job_id: str) -> Call[list[JobEvent]]:
 
     return Call(
         path="/octavo.v1.JobService/ListJobEvents",
-        request=jobs_pb2.ListJobEventsRequest(id=job_id),
+        request=build(jobs_pb2.ListJobEventsRequest, _JOB, id=job_id),
         response=jobs_pb2.ListJobEventsResponse,
         parse=parse,
     )
@@ -158,10 +160,11 @@ def list_jobs(
         raise InvalidArgumentError(str(error), hint=f"the states are {known}", param="states") from error
     return Call(
         path="/octavo.v1.JobService/ListJobs",
-        request=jobs_pb2.ListJobsRequest(
+        request=build(
+            jobs_pb2.ListJobsRequest,
             page_size=page_size,
             page_token=page_token,
-            states=numbers,  # pyright: ignore[reportArgumentType] - the stubs type enum numbers as a class
+            states=numbers,
             model=model,
             tenant=tenant,
         ),
@@ -194,7 +197,7 @@ def list_workers(*, include_dead: bool) -> Call[list[Worker]]:
 
     return Call(
         path="/octavo.v1.FleetService/ListWorkers",
-        request=gateway_pb2.ListWorkersRequest(include_dead=include_dead),
+        request=build(gateway_pb2.ListWorkersRequest, include_dead=include_dead),
         response=gateway_pb2.ListWorkersResponse,
         parse=parse,
     )
@@ -209,7 +212,7 @@ def worker_records(worker_id: str, after_step: int) -> Call[list[StepRecord]]:
 
     return Call(
         path="/octavo.v1.FleetService/GetWorkerRecords",
-        request=gateway_pb2.GetWorkerRecordsRequest(worker_id=worker_id, after_step=after_step),
+        request=build(gateway_pb2.GetWorkerRecordsRequest, worker_id=worker_id, after_step=after_step),
         response=gateway_pb2.GetWorkerRecordsResponse,
         parse=parse,
     )

@@ -6,6 +6,7 @@ from google.protobuf.message import Message
 
 from octavo import parsing_fleet
 from octavo.calls import Call
+from octavo.fields import build
 from octavo.planning import ModelPlan, PlanChoices
 from octavo.pools import Pool
 from octavo.v1 import plan_pb2, pool_pb2
@@ -34,10 +35,11 @@ def plan_model(
         assert isinstance(answer, plan_pb2.PlanModelResponse)
         return parsing_fleet.model_plan(answer.plan)
 
-    figures = plan_pb2.DeviceFigures(memory_bytes=memory_bytes, bandwidth=bandwidth, peak=peak)
+    figures = build(plan_pb2.DeviceFigures, memory_bytes=memory_bytes, bandwidth=bandwidth, peak=peak)
     return Call(
         path=_PLAN_MODEL,
-        request=plan_pb2.PlanModelRequest(
+        request=build(
+            plan_pb2.PlanModelRequest,
             model=model,
             device=device,
             own_figures=figures,
@@ -73,7 +75,7 @@ def worker_pool(worker_id: str) -> Call[Pool]:
 
     return Call(
         path="/octavo.v1.FleetService/GetWorkerPool",
-        request=pool_pb2.GetWorkerPoolRequest(worker_id=worker_id),
+        request=build(pool_pb2.GetWorkerPoolRequest, worker_id=worker_id),
         response=pool_pb2.GetWorkerPoolResponse,
         parse=parse,
     )

@@ -10,7 +10,8 @@ import grpc
 
 from octavo import calls, calls_fleet, request
 from octavo.clock import Clock, new_idempotency_key
-from octavo.errors import DeadlineExceededError, OctavoError, UnavailableError, from_rpc_error
+from octavo.errors import OctavoError, UnavailableError, from_rpc_error, still_waiting
+from octavo.fields import check_number
 from octavo.planning import ModelPlan, PlanChoices
 from octavo.pools import Pool
 from octavo.retry import Patience, RetryPolicy, is_broken
@@ -59,10 +60,13 @@ class Jobs:
         return self._wire.unary(calls.job_events(job_id))
 
     def watch(self, job_id: str, *, timeout_s: float | None = None) -> Iterator[Job]:
-        """Yield the job now and after each change until it has ended; survives its gateway."""
+        """Yield the job now and after each change until it has ended; survives its gateway.
+
+        Raises DeadlineExceededError, code WAIT_TIMEOUT, after ``timeout_s``: the job goes on.
+        """
         clock = self._wire.clock
         patience, last = Patience(self._wire.policy), None
-        deadline_s = None if timeout_s is None else clock.monotonic() + timeout_s
+        deadline_s = None if timeout_s is None else clock.monotonic() + check_number(timeout_s, "timeout_s")
         while True:
             remaining_s = None if deadline_s is None else max(0.001, deadline_s - clock.monotonic())
             failure: OctavoError = UnavailableError("the watch ended before the job", job_id=job_id)
@@ -81,6 +85,8 @@ class Jobs:
                 failure = from_rpc_error(rpc_error, job_id=job_id)
             finally:
                 answers.cancel()
+            if timeout_s is not None and failure.status == "DEADLINE_EXCEEDED" and not failure.told:
+                raise still_waiting(job_id, timeout_s) from failure
             if not is_broken(failure):
                 raise failure
             self._wire.move()
@@ -144,7 +150,7 @@ class Client:
         for job in self.jobs.watch(job_id, timeout_s=timeout_s):
             if job.state.ended:
                 return job
-        raise DeadlineExceededError(f"job {job_id} has not ended", job_id=job_id)
+        raise UnavailableError("the watch ended before the job", job_id=job_id)
 
     def models(self) -> list[Model]:
         """List the models that live workers serve."""

@@ -163,6 +163,7 @@ def from_status(status: str, message: str, metadata: Iterable[Any], *, job_id: s
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
     if not told:
         hint = hint or _TRANSPORT_HINTS.get(status, "")
+        message = _transport_message(status, message)
     return kind(
         message or status.lower().replace("_", " "),
         code=code,
@@ -174,7 +175,36 @@ def from_status(status: str, message: str, metadata: Iterable[Any], *, job_id: s
     )
 
 
+def client_closed() -> FailedPreconditionError:
+    """Make the error of a call on a client that was closed."""
+    return FailedPreconditionError(
+        "the client is closed", code="CLIENT_CLOSED", hint="make a new one, or close it after its last call"
+    )
+
+
+def still_waiting(job_id: str, timeout_s: float) -> DeadlineExceededError:
+    """Make the error of a wait that took too long: the job itself has not failed."""
+    return DeadlineExceededError(
+        f"job {job_id} has not ended within {timeout_s:g} s",
+        code="WAIT_TIMEOUT",
+        hint="it goes on: wait again by its id, or end it with jobs.cancel",
+        job_id=job_id,
+    )
+
+
+def _transport_message(status: str, message: str) -> str:
+    """What the transport says, in words for people."""
+    if status == "DEADLINE_EXCEEDED":
+        return "no answer came in time"
+    if status == "UNAVAILABLE":
+        # The innermost of several reasons is the one that helps.
+        reason = message.rsplit(": ", 1)[-1].strip()
+        return f"no gateway can be reached: {reason}" if reason else "no gateway can be reached"
+    return message
+
+
 _TRANSPORT_HINTS = {
+    "DEADLINE_EXCEEDED": "try again, or give the client a longer timeout_s",
     "UNAVAILABLE": "is the platform running at this address? `octavo status` and `octavo up`",
     "UNIMPLEMENTED": "is this address an Octavo gateway, and as new as the SDK?",
 }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from google.protobuf.duration_pb2 import Duration
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from octavo.errors import InvalidArgumentError
+from octavo.fields import build, duration, put, wrong_value
 from octavo.sampling import beam_search
 from octavo.sampling import sampling as build_sampling
 from octavo.structured import structured_output
@@ -57,47 +56,60 @@ def generation(
     unknown = sampling.keys() - _SAMPLING_NAMES
     if unknown:
         raise TypeError(f"there is no parameter {min(unknown)!r}")
-    disconnect = gateway_pb2.ON_DISCONNECT_DETACH if detach else gateway_pb2.ON_DISCONNECT_CANCEL
-    try:
-        built = gateway_pb2.Generation(
-            model=model,
-            priority=priority,
-            idempotency_key=idempotency_key,
-            on_disconnect=disconnect,
-            fair_key=fair_key,
-            cache_salt=cache_salt,
-            echo=echo,
-            n=n,
-            best_of=best_of,
-            sampling=build_sampling(**sampling),
-        )
-        if beam_width is not None:
-            search = beam_search(beam_width, length_penalty=length_penalty, early_stopping=early_stopping)
-            built.beam_search.CopyFrom(search)
-        structured = structured_output(
-            json_schema=json_schema, json_object=json_object, regex=regex, choice=choice, grammar=grammar
-        )
-        if structured is not None:
-            built.structured_output.CopyFrom(structured)
-        if prompt is not None:
-            built.prompt = prompt
-        elif messages is not None:
-            built.chat.SetInParent()
-            built.chat.messages.extend(
-                gateway_pb2.ChatMessage(role=message["role"], content=message["content"]) for message in messages
-            )
-        else:
-            built.tokens.ids.extend(token_ids or ())
-            built.tokens.SetInParent()
-        if timeout_s is not None:
-            built.timeout.CopyFrom(_duration(timeout_s))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidArgumentError(f"the request has no form in the protocol: {error}") from error
-    except KeyError as error:
-        raise InvalidArgumentError(f"a chat message lacks {error}", param="messages") from error
+    built = build(
+        gateway_pb2.Generation,
+        model=model,
+        priority=priority,
+        idempotency_key=idempotency_key,
+        on_disconnect=gateway_pb2.ON_DISCONNECT_DETACH if detach else gateway_pb2.ON_DISCONNECT_CANCEL,
+        fair_key=fair_key,
+        cache_salt=cache_salt,
+        echo=echo,
+        n=n,
+        best_of=best_of,
+    )
+    _put_input(built, prompt, messages, token_ids)
+    built.sampling.CopyFrom(build_sampling(**sampling))
+    if beam_width is not None:
+        search = beam_search(beam_width, length_penalty=length_penalty, early_stopping=early_stopping)
+        built.beam_search.CopyFrom(search)
+    structured = structured_output(
+        json_schema=json_schema, json_object=json_object, regex=regex, choice=choice, grammar=grammar
+    )
+    if structured is not None:
+        built.structured_output.CopyFrom(structured)
+    if timeout_s is not None:
+        built.timeout.CopyFrom(duration(timeout_s, "timeout_s"))
     return built
 
 
-def _duration(seconds: float) -> Duration:
-    nanos = round(seconds * 1e9)
-    return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
+def _put_input(
+    built: gateway_pb2.Generation,
+    prompt: str | None,
+    messages: Any,
+    token_ids: Sequence[int] | None,
+) -> None:
+    """Set the one that is given."""
+    if prompt is not None:
+        put(built, "prompt", prompt)
+    elif messages is not None:
+        built.chat.SetInParent()
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+            wrong_value("messages", "a list of messages, each with role and content", messages)
+        for number, message in enumerate(cast(Iterable[Any], messages)):
+            built.chat.messages.append(_message(message, f"messages[{number}]"))
+    else:
+        put(built.tokens, "ids", token_ids, "token_ids")
+        built.tokens.SetInParent()
+
+
+def _message(message: Any, param: str) -> gateway_pb2.ChatMessage:
+    if not isinstance(message, Mapping):
+        wrong_value(param, "a mapping with role and content", message)
+    given = cast(Mapping[str, Any], message)
+    built = gateway_pb2.ChatMessage()
+    for name in ("role", "content"):
+        if given.get(name) is None:
+            raise InvalidArgumentError(f"{param} has no {name}", param=f"{param}.{name}")
+        put(built, name, given[name], f"{param}.{name}")
+    return built

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo.fields import build, wrong_value
 from octavo.v1 import common_pb2, gateway_pb2
 
 _MODES = {"raw": common_pb2.LOGPROBS_MODE_RAW, "processed": common_pb2.LOGPROBS_MODE_PROCESSED}
@@ -48,7 +49,9 @@ def sampling(
     log-probability and those of so many of the likeliest; ``logprobs_mode`` is "raw" or "processed" (after penalties,
     temperature and filters).
     """
-    built = common_pb2.Sampling(
+    return build(
+        common_pb2.Sampling,
+        # A string is one stop and one word, not its letters.
         stop=[stop] if isinstance(stop, str) else stop,
         include_stop=include_stop,
         stop_token_ids=stop_token_ids,
@@ -56,32 +59,27 @@ def sampling(
         min_tokens=min_tokens,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        logit_bias=dict(logit_bias or {}),
-        # A string is one word, not its letters.
+        logit_bias=logit_bias,
         bad_words=[bad_words] if isinstance(bad_words, str) else bad_words,
         allowed_token_ids=allowed_token_ids,
         logprobs_mode=_named(_MODES, logprobs_mode, "logprobs_mode"),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
-    optional = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "repetition_penalty": repetition_penalty,
-        "logprobs": logprobs,
-        "prompt_logprobs": prompt_logprobs,
-    }
-    for name, value in optional.items():
-        if value is not None:
-            setattr(built, name, value)
-    return built
 
 
 def beam_search(width: int, *, length_penalty: float, early_stopping: bool | str) -> gateway_pb2.BeamSearch:
     """Build the message of a beam search."""
-    return gateway_pb2.BeamSearch(
+    return build(
+        gateway_pb2.BeamSearch,
+        {"width": "beam_width"},
         width=width,
         length_penalty=length_penalty,
         early_stopping=_named(_STOPPING, early_stopping, "early_stopping"),
@@ -89,7 +87,6 @@ def beam_search(width: int, *, length_penalty: float, early_stopping: bool | str
 
 
 def _named(values: Mapping[Any, Any], value: Any, param: str) -> Any:
-    if value not in values:
-        known = ", ".join(repr(name) for name in values)
-        raise ValueError(f"{param} must be one of {known}, not {value!r}")
+    if not isinstance(value, str | bool) or value not in values:
+        wrong_value(param, f"one of {', '.join(repr(name) for name in values)}", value)
     return values[value]

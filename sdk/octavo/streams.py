@@ -57,7 +57,7 @@ class StreamMachine:
         """Raises NotFoundError or InvalidArgumentError when neither a request nor a job can be asked for."""
         if request is None and not job_id:
             raise NotFoundError("a job without an id cannot be attached to", code="JOB_NOT_FOUND", param="job_id")
-        if any(not 0 <= token < 2**31 for token in token_ids):
+        if set(map(type, token_ids)) - {int} or any(not 0 <= token < 2**31 for token in token_ids):
             raise InvalidArgumentError("token ids must be from 0 to 2147483647", param="token_ids")
         self._request = request
         self._resumable = resumable

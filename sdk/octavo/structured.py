@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo.errors import InvalidArgumentError
+from octavo.fields import build, put
 from octavo.v1 import gateway_pb2
 
 
@@ -17,20 +19,36 @@ def structured_output(
     choice: str | Sequence[str] | None,
     grammar: str | None,
 ) -> gateway_pb2.StructuredOutput | None:
-    """Build the message; None if nothing is asked for. Raises ValueError for more than one."""
+    """Build the message; None if nothing is asked for. Raises InvalidArgumentError."""
     given: dict[str, Any] = {
         name: value
         for name, value in (("json_schema", json_schema), ("regex", regex), ("choice", choice), ("grammar", grammar))
         if value is not None
     }
     if json_object:
-        given["json_object"] = True
+        given["json_object"] = json_object
     if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} were both given: an answer follows one of them")
+        names = list(given)
+        raise InvalidArgumentError(
+            f"{' and '.join(names)} were both given: an answer follows one of them", param=names[1]
+        )
     if "choice" in given:
         texts = given["choice"]
         # A string is one text, not its letters.
-        given["choice"] = gateway_pb2.TextChoices(texts=[texts] if isinstance(texts, str) else texts)
+        texts = [texts] if isinstance(texts, str) else texts
+        given["choice"] = build(gateway_pb2.TextChoices, {"texts": "choice"}, texts=texts)
     if "json_schema" in given and not isinstance(json_schema, str):
-        given["json_schema"] = json.dumps(json_schema)
-    return gateway_pb2.StructuredOutput(**given) if given else None
+        given["json_schema"] = _json(json_schema)
+    if not given:
+        return None
+    message = gateway_pb2.StructuredOutput()
+    for name, value in given.items():
+        put(message, name, value)
+    return message
+
+
+def _json(schema: Any) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"json_schema is no JSON: {error}"[:300], param="json_schema") from error

@@ -17,7 +17,7 @@ from octavo import calls
 from octavo.calls import Call
 from octavo.channel import CANCEL_TIMEOUT_S, call_metadata, channel_options
 from octavo.clock import Clock
-from octavo.errors import CancelledError, OctavoError, UnavailableError, from_rpc_error
+from octavo.errors import CancelledError, OctavoError, UnavailableError, client_closed, from_rpc_error
 from octavo.retry import RetryPolicy
 from octavo.streams import StreamMachine, StreamView
 from octavo.values import Chunk, GenerationResult
@@ -45,6 +45,7 @@ class Wire:
         self._api_key = api_key
         self._metadata = metadata
         self._current = 0
+        self._is_closed = False
         self._channels: list[Any] = [
             grpc.insecure_channel(address, options=channel_options(address))
             if credentials is None
@@ -56,6 +57,11 @@ class Wire:
         """Use the next address from now on."""
         self._current = (self._current + 1) % len(self._channels)
 
+    def _channel(self) -> Any:
+        if self._is_closed:
+            raise client_closed()
+        return self._channels[self._current]
+
     def unary(self, call: Call[T], timeout_s: float | None = None) -> T:
         """Send a call, again where that is safe, within one deadline for all tries."""
         deadline_s = self.clock.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
@@ -63,7 +69,7 @@ class Wire:
         while True:
             attempt += 1
             remaining_s = max(0.001, deadline_s - self.clock.monotonic())
-            stub = self._channels[self._current].unary_unary(
+            stub = self._channel().unary_unary(
                 call.path,
                 request_serializer=type(call.request).SerializeToString,
                 response_deserializer=call.response.FromString,
@@ -71,6 +77,8 @@ class Wire:
             try:
                 return call.parse(stub(call.request, timeout=remaining_s, metadata=self.metadata()))
             except grpc.RpcError as rpc_error:
+                if self._is_closed:
+                    raise client_closed() from rpc_error
                 error = from_rpc_error(rpc_error)
                 delay_s = self.policy.delay_s(
                     error, call.safety, attempt=attempt, remaining_s=remaining_s, jitter=self.clock.jitter()
@@ -83,7 +91,7 @@ class Wire:
 
     def open(self, call: Call[Any], timeout_s: float | None) -> Any:
         """Start a streaming call; iterate over it for answers and ``cancel`` it."""
-        stub = self._channels[self._current].unary_stream(
+        stub = self._channel().unary_stream(
             call.path,
             request_serializer=type(call.request).SerializeToString,
             response_deserializer=call.response.FromString,
@@ -96,6 +104,7 @@ class Wire:
 
     def close(self) -> None:
         """Close all channels; calls in flight end."""
+        self._is_closed = True
         for channel in self._channels:
             channel.close()
 

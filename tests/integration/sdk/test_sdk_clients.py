@@ -268,7 +268,65 @@ def test_waiting_has_an_end(both, gateway) -> None:
     one = gateway("a", [jobs_pb2.JOB_STATE_RUNNING, "hang"])
     with pytest.raises(octavo.DeadlineExceededError) as caught:
         both.ask(one.address, "wait", "job-0", timeout_s=0.3)
-    assert caught.value.job_id == "job-0"
+    error = caught.value
+    assert (error.job_id, error.code, error.told) == ("job-0", "WAIT_TIMEOUT", False)
+    assert "within 0.3 s" in str(error) and "jobs.cancel" in error.hint
+    # The transport's word stays in the cause, for who debugs it.
+    assert "deadline" not in str(error).lower()
+    with pytest.raises(octavo.InvalidArgumentError) as refused:
+        both.ask(one.address, "wait", "job-0", timeout_s="soon")
+    assert refused.value.param == "timeout_s"
+
+
+def test_a_gateway_that_is_not_there_is_said_in_words(both) -> None:
+    for method, args in (("models", ()), ("wait", ("job-0",))):
+        with pytest.raises(octavo.UnavailableError) as caught:
+            both.ask("127.0.0.1:1", method, *args)
+        assert str(caught.value).startswith("no gateway can be reached: Connection refused")
+        assert "octavo up" in caught.value.hint
+
+
+CALLS = (lambda c: c.models(), lambda c: c.jobs.get("j"), lambda c: c.submit("hi"), lambda c: c.wait("j"))
+
+
+def is_closed(error: octavo.OctavoError) -> bool:
+    return isinstance(error, octavo.FailedPreconditionError) and error.code == "CLIENT_CLOSED" and bool(error.hint)
+
+
+def test_a_closed_client_says_that_it_is_closed(gateway) -> None:
+    client = octavo.Client(gateway("a").address)
+    stream = client.generate("hi")
+    client.close()
+    client.close()
+    for call in (*CALLS, lambda c: list(c.jobs.watch("j")), lambda c: c.generate("hi").wait(), lambda c: stream.wait()):
+        with pytest.raises(octavo.OctavoError) as caught:
+            call(client)
+        assert is_closed(caught.value), caught.value
+
+
+def test_a_closed_asyncio_client_says_that_it_is_closed(gateway) -> None:
+    async def run() -> None:
+        client = octavo.AsyncClient(gateway("a").address)
+        await client.models()
+        stream = client.generate("hi")
+        await client.close()
+        await client.close()
+        for call in (*CALLS, lambda c: c.generate("hi").wait(), lambda c: stream.wait()):
+            with pytest.raises(octavo.OctavoError) as caught:
+                await call(client)
+            assert is_closed(caught.value), caught.value
+
+    asyncio.run(run())
+
+
+def test_closing_a_client_ends_its_open_waits_with_that_word(gateway) -> None:
+    client = octavo.Client(gateway("a", [jobs_pb2.JOB_STATE_RUNNING, "hang"]).address)
+    closing = threading.Timer(0.3, client.close)
+    closing.start()
+    with pytest.raises(octavo.OctavoError) as caught:
+        client.wait("job-0")
+    closing.join()
+    assert is_closed(caught.value), caught.value
 
 
 def test_a_proxy_in_the_environment_is_not_asked_for_this_machine(both, gateway, monkeypatch) -> None:
