@@ -62,7 +62,7 @@ class System:
 
 
 # Groups of 32 bytes share a factor of four; None is as the GGUF file has it.
-_OWN_BYTES = {"float32": 4.0, "w8a8": 1.125, "w4a8": None}
+_OWN_BYTES = {"float32": 4.0, "bfloat16": 2.0, "w8a8": 1.125, "w4a8": None, "w4a16": None}
 
 
 def own_bytes_per_weight(precision: str) -> float | None:
@@ -117,8 +117,7 @@ def vllm_env(setting: Setting) -> dict[str, str]:
 def running(system: System, setting: Setting) -> Iterator[tuple[Child, str]]:
     """The system in a process of its own with the model loaded, and its version; raises Missing or ChildFailed."""
     python = Path(sys.executable) if system.environment is None else setting.environment(system.environment).python
-    # Peers wait as they do by themselves.
-    env = thread_env(setting.threads) if system.is_own else {"OMP_NUM_THREADS": str(setting.threads)}
+    env = thread_env(setting.threads)
     if system.environment == "vllm":
         env |= vllm_env(setting)
     log = FOLDER / "logs" / f"{system.name.replace(' ', '-')}.log"

@@ -80,7 +80,8 @@ def _model(name: str, cards: Sequence[ModelCard]) -> tuple[ModelShape, str]:
     """The shape, and the precision that it is computed in where it is served."""
     card = next((card for card in cards if card.name == name and card.shape is not None), None)
     if card is not None and card.shape is not None:
-        computed = card.numerics_id.split("/")[0]
+        # The mode, and before a slash what else it says of keys and values.
+        computed = card.numerics_id.split("/")[0].split("-")[0]
         return ModelShape.from_json(card.shape), computed if computed in WEIGHT_FORMATS else "bfloat16"
     if name in SHAPES:
         return SHAPES[name], "bfloat16"

@@ -26,14 +26,16 @@ def test_every_precision_is_measured_or_refused_with_its_reason(model: Path) -> 
     run = octavo("bench", "modes", str(model), "--batches", "1,3", "--prompt", "5", "--output", "4", "--json")
     assert run.returncode == 0, run.stderr
     found = {entry["precision"]: entry for entry in json.loads(run.stdout)}
-    assert list(found) == ["float32", "w8a8", "w4a8"]
-    assert "4 bits" in found["w4a8"]["reason"]
+    assert list(found) == ["float32", "bfloat16", "w8a8", "w4a8", "w4a16"]
+    assert all("4 bits" in found[name]["reason"] for name in ("w4a8", "w4a16"))
     # Equal machines choose equally: the flag names what the rules say, not what was fastest here.
-    assert [found[name]["exact"] for name in ("float32", "w8a8")] == [False, True]
+    assert [found[name]["exact"] for name in ("float32", "bfloat16", "w8a8")] == [False, True, True]
     assert sum(entry.get("is_auto", False) for entry in found.values()) == 1
     assert found["w8a8"]["weight_bytes"] < found["float32"]["weight_bytes"] / 3
-    assert all(set(found[n]["tokens_per_s"]) == {"1", "3"} for n in ("float32", "w8a8"))
-    assert all(speed > 0 for n in ("float32", "w8a8") for speed in found[n]["tokens_per_s"].values())
+    # Matrices are padded to 16 rows.
+    assert found["bfloat16"]["weight_bytes"] == pytest.approx(found["float32"]["weight_bytes"] / 2, rel=0.05)
+    assert all(set(found[n]["tokens_per_s"]) == {"1", "3"} for n in ("float32", "bfloat16", "w8a8"))
+    assert all(speed > 0 for n in ("float32", "bfloat16", "w8a8") for speed in found[n]["tokens_per_s"].values())
 
 
 @pytest.mark.parametrize("option", ["--prompt", "--output", "--threads"])

@@ -177,7 +177,7 @@ def test_every_precision_is_planned_on_every_device(name):
 def test_keys_and_values_are_stored_as_workers_store_them_beside_such_weights():
     beside = {name: default_kv(stored).name for name, stored in WEIGHT_FORMATS.items()}
     assert beside["float32"] == "float32" and beside["bfloat16"] == beside["q4_1"] == "bfloat16"
-    assert beside["w8a8"] == beside["w4a8"] == "int8"
+    assert beside["w8a8"] == beside["w4a8"] == "int8" and beside["w4a16"] == "bfloat16"
 
 
 def test_a_window_spares_the_layers_that_have_it():

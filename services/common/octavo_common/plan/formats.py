@@ -76,7 +76,7 @@ WEIGHT_FORMATS = {
         _weights("q8_0", _Q8_0, _Q8_0, 4, _HALF, "llama.cpp's Q8_0 throughout"),
         _weights("q4_0", _Q4_0, _Q8_0, 4, _HALF, "llama.cpp's Q4_0; tables in Q8_0"),
         _weights("q4_1", _Q4_1, _Q8_0, 4, _HALF, "llama.cpp's Q4_1; tables in Q8_0"),
-        _weights("w4a16", _Q4_0, 2, 4, _HALF, "4 bits, a scale for 32; multiplied in 16 bits; tables in 16 bits"),
+        _weights("w4a16", _Q4_1, _Q8_0, 4, _HALF, "Q4_1 as stored, multiplied in bfloat16; tables in Q8_0"),
         _weights("w4a8", _Q4_1, _Q8_0, 4, _INT, "Q4_1 as stored, multiplied in 8-bit integers; tables in Q8_0"),
     )
 }
