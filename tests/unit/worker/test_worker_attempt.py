@@ -277,6 +277,40 @@ def test_the_best_of_several_answers_come_at_the_end_by_their_mean_log_probabili
     assert attempt.log.text == result.text
 
 
+def searched(tokenizer: Tokenizer, found: Sequence[tuple[str, float]], **changes: Any) -> GenerationResult:
+    """The result of a search that found these texts, in their order."""
+    attempt = attempt_of(tokenizer, dataclasses.replace(SPEC, beam_width=4, **changes))
+    for number, (text, score) in enumerate(found):
+        feed(attempt, tokenizer.encode(text, add_special=False), choice=number)
+        end(attempt, number, score=score)
+    assert attempt.close_search() and attempt.is_over
+    attempt.publish()
+    result = attempt.result()
+    assert [attempt.log.ids_of(n) for n in range(attempt.spec.n)] == [list(c.token_ids) for c in result.choices]
+    return result
+
+
+FOUND = [("fox. jumps", -1.0), ("fox. lazy", -2.0), ("dog. over", -3.0), ("fox. dog", -4.0)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_beams_that_a_stop_string_cuts_to_one_text_are_one_answer_with_the_better_score(tokenizer, n):
+    result = searched(tokenizer, FOUND, stop=(".",), n=n)
+    best = {}
+    for text, score in FOUND:
+        visible = text.split(".")[0]
+        best[visible] = max(score, best.get(visible, -math.inf))
+    found = sorted(best.items(), key=lambda item: -item[1])[:n]
+    # Where that leaves less than was asked for, the rest is empty, as of any search that finds less.
+    assert [(c.text.strip(), c.score) for c in result.choices] == found + [("", None)] * (n - len(found))
+    assert result.usage.completion_tokens == sum(len(c.token_ids) for c in result.choices)
+
+
+def test_without_stop_strings_beams_are_what_the_search_found(tokenizer):
+    result = searched(tokenizer, [("fox", -1.0), ("fox", -2.0)], n=2)
+    assert [(c.text.strip(), c.score) for c in result.choices] == [("fox", -1.0), ("fox", -2.0)]
+
+
 def test_beams_come_with_their_scores_in_the_order_of_the_search(tokenizer):
     spec = dataclasses.replace(SPEC, n=2, beam_width=4, length_penalty=0.5, early_stopping=None)
     attempt = attempt_of(tokenizer, spec)

@@ -10,8 +10,13 @@ from octavo_worker.engine.types import BeamParams, Request, SamplingParams
 
 
 def num_computed(spec: GenerationSpec) -> int:
-    """Answers that the engine gives: of sampled ones all, of beams those that are returned."""
-    return spec.n if spec.beam_width else max(spec.n, spec.best_of)
+    """Answers that the engine gives: of sampled ones all, of beams those that are returned.
+
+    Stop strings may cut several beams to one text: then all are needed to find those that differ.
+    """
+    if spec.beam_width:
+        return spec.beam_width if spec.stop else spec.n
+    return max(spec.n, spec.best_of)
 
 
 def needs_logprobs(spec: GenerationSpec) -> bool:

@@ -212,11 +212,29 @@ class Attempt:
 
     def _returned(self) -> Sequence[Choice]:
         """Those that the caller gets, best first where they are ranked."""
-        if self.spec.beam_width or not self.spec.is_ranked:
+        if self.spec.beam_width:
+            return self._beams()
+        if not self.spec.is_ranked:
             return self.choices
         for choice in self.choices:
             choice.score = round(choice.mean_logprob, 6)
         return sorted(self.choices, key=lambda choice: -choice.mean_logprob)[: self.spec.n]
+
+    def _beams(self) -> Sequence[Choice]:
+        """The best of the search whose texts differ: what stop strings have cut to a better one's text is left out."""
+        if not self.spec.stop:
+            return self.choices
+        by_text: dict[str, Choice] = {}
+        for choice in self.choices:
+            if choice.ids:
+                by_text.setdefault(choice.stream.text, choice)
+        found = list(by_text.values())[: self.spec.n]
+        return found + [self._nothing() for _ in range(self.spec.n - len(found))]
+
+    def _nothing(self) -> Choice:
+        """What stands for an answer that the search has not found."""
+        stream = answer_stream(self.tokenizer, self.spec, self.job.prompt_ids)
+        return Choice(stream=stream, reason="length", computed=True)
 
     def _choice_result(self, choice: Choice) -> ChoiceResult:
         assert choice.reason is not None, "it has ended"
@@ -241,7 +259,9 @@ class Attempt:
     def _usage(self) -> UsageRecord:
         return UsageRecord(
             prompt_tokens=len(self.job.prompt_ids),
-            completion_tokens=self.num_tokens,
+            completion_tokens=sum(choice.num_tokens for choice in self._returned())
+            if self.spec.beam_width
+            else self.num_tokens,
             cached_tokens=self.num_cached,
             num_preemptions=self.num_preemptions,
             num_losses=self.job.total_losses,
