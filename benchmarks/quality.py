@@ -1,6 +1,6 @@
 """Measures what precision modes cost in quality, next to llama.cpp's Q8_0 and Q4_1 of the same model.
 
-Usage: python -m benchmarks.quality [MODEL] [--modes w8a8,w4a8] [--num-tokens 4096] [--json FILE] [--page FILE]
+Usage: python -m benchmarks.quality [MODEL] [--modes bfloat16,w8a8,...] [--num-tokens 4096] [--json FILE] [--page FILE]
 
 Every system reads the same windows of real text; its logits at every position are compared with those of the engine in
 float32: mean KL divergence in nats, how often the most likely token is the same, and perplexity. llama.cpp runs in the
@@ -39,8 +39,10 @@ from octavo_worker.runtime.build import BuiltEngine, EngineConfig
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "quality"
 WINDOW = 256
-# Most that a mode's KL may be: times that of llama.cpp's.
-BOUNDS = {"w8a8": ("llama.cpp Q8_0", 1.5), "w4a8": ("llama.cpp Q4_1", 1.1)}
+# Most that a mode's KL may be: times that of another system.
+BOUNDS = {"w8a8": ("llama.cpp Q8_0", 1.5), "w4a8": ("llama.cpp Q4_1", 1.1), "w4a16": ("w4a8", 1.0)}
+# The same, in nats.
+MODE_KL = {"bfloat16": 0.003}
 AUTO_KL = 0.01
 System = Callable[[list[int]], Tensor]
 """Logits ``[T, V]`` after each token of a text."""
@@ -172,6 +174,11 @@ def checks_of(found: Mapping[str, Mapping[str, float]], auto: str) -> list[Check
         for mode, (peer, bound) in BOUNDS.items()
         if mode in found and peer in found
     ]
+    checks += [
+        Check(name=f"KL of {mode}", value=found[mode]["kl"], at_most=bound)
+        for mode, bound in MODE_KL.items()
+        if mode in found
+    ]
     if auto in found:
         checks.append(Check(name=f"KL of what auto picks ({auto})", value=found[auto]["kl"], at_most=AUTO_KL))
     return checks
@@ -188,10 +195,10 @@ def page(result: Result, found: Mapping[str, Mapping[str, float]]) -> str:
         "",
         f"{settings['num_tokens']} tokens of real text in windows of {WINDOW} (the Apache licence, and the language "
         "reference that comes with Python, in equal parts; each window begins anew), the demo model. Every system's "
-        "logits at every position against those of the engine in float32, computed from the same Q4_1 file: `w4a8` "
-        "and llama.cpp's Q4_1 use its 4-bit weights as stored, `w8a8` and Q8_0 are made from the float32 values that "
-        "they stand for. "
-        "Keys and values are int8 in the modes (`kv8`) and F16 in llama.cpp (its default).",
+        "logits at every position against those of the engine in float32, computed from the same Q4_1 file: `w4a8`, "
+        "`w4a16` and llama.cpp's Q4_1 use its 4-bit weights as stored, `bfloat16`, `w8a8` and Q8_0 are made from the "
+        "float32 values that they stand for. Keys and values are int8 in `w8a8` and `w4a8`, bfloat16 in `bfloat16` "
+        "and `w4a16` (which give the same bits) and F16 in llama.cpp (its default).",
         "",
         *table(found),
         "",
@@ -227,7 +234,7 @@ def llama_systems(stack: ExitStack, model: Path, threads: int) -> tuple[dict[str
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", help="a GGUF file in Q4_1; default: the demo model")
-    parser.add_argument("--modes", default="w8a8,w4a8")
+    parser.add_argument("--modes", default="bfloat16,w8a8,w4a8,w4a16")
     parser.add_argument("--num-tokens", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)

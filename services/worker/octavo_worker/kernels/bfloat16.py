@@ -21,20 +21,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from octavo_worker.kernels.integer import (
-    FORMATS,
-    GROUP,
-    Format,
-    Loop,
-    call,
-    constant,
-    group_scales,
-    group_vectors,
-    load,
-    put_results,
-    splat,
-    store,
-)
+from octavo_worker.kernels.integer import GROUP, Format, Loop, call, constant, load, put_results, splat, store
 from octavo_worker.kernels.vector import LANES, intrinsic
 
 GROUP_BYTES = 2 * GROUP * LANES
@@ -58,17 +45,17 @@ class _Plain(Format):
 BFLOAT16 = _Plain(name="bfloat16", bits=16, zero=0, has_minima=False)
 
 
-class _Short(ir.Type):
+class Short(ir.Type):
     """LLVM's bfloat, which llvmlite does not name."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Short)
+        return isinstance(other, Short)
 
     def __hash__(self) -> int:
-        return hash(_Short)
+        return hash(Short)
 
 
 def rounded_bits(builder: Any, values: Any) -> Any:
@@ -76,7 +63,7 @@ def rounded_bits(builder: Any, values: Any) -> Any:
     size = builder.and_(builder.bitcast(values, _INTS), constant(_INTS, 0x7FFFFFFF))
     tiny = builder.icmp_unsigned("<", size, constant(_INTS, 0x00800000))
     values = builder.select(tiny, constant(_FLOATS, 0.0), values)
-    return builder.bitcast(builder.fptrunc(values, ir.VectorType(_Short(), LANES)), _SHORTS)
+    return builder.bitcast(builder.fptrunc(values, ir.VectorType(Short(), LANES)), _SHORTS)
 
 
 def widened(builder: Any, bits: Any) -> Any:
@@ -196,38 +183,3 @@ def make_dot_rows(num_rows: int) -> Any:
         return types.void(*[types.int64] * 6), codegen
 
     return dot_rows
-
-
-@intrinsic
-def unpack_groups(typingctx: Any, place: Any, weights: Any, num_groups: Any, to: Any) -> Any:
-    """Write so many groups of 16 outputs (see `integer`) as rounded pairs.
-
-    The format's place in FORMATS is a constant when the kernel is compiled.
-    """
-    if not isinstance(place, types.IntegerLiteral):
-        return None
-    form = FORMATS[place.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        weights, to = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (1, 3))
-        loop = Loop(builder, args[2], [])
-        base = builder.gep(weights, [builder.mul(loop.index, ir.Constant(_I64, form.group_bytes))])
-        out = builder.gep(to, [builder.mul(loop.index, ir.Constant(_I64, GROUP_BYTES))])
-        deltas, minima = group_scales(builder, base, form)
-        for j, vector in enumerate(group_vectors(builder, base, form)):
-            bits: list[Any] = []
-            for byte in range(4):
-                whole = builder.and_(builder.lshr(vector, constant(_INTS, 8 * byte)), constant(_INTS, 255))
-                if form.zero:
-                    whole = builder.sub(whole, constant(_INTS, form.zero))
-                whole = builder.sitofp(whole, _FLOATS)
-                # The product is exact in float32, so this rounds as a product and a sum do.
-                value = builder.fmul(whole, deltas) if minima is None else fma(builder, whole, deltas, minima)
-                bits.append(builder.zext(rounded_bits(builder, value), _INTS))
-            for half in range(2):
-                pair = builder.or_(bits[2 * half], builder.shl(bits[2 * half + 1], constant(_INTS, 16)))
-                store(builder, pair, out, 64 * (2 * j + half))
-        loop.close([])
-        return context.get_dummy_value()
-
-    return types.void(place, *[types.int64] * 3), codegen

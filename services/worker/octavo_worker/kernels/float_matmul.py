@@ -19,10 +19,10 @@ from octavo_worker.kernels.bfloat16 import (
     flush_subnormals,
     keep_subnormals,
     make_dot_rows,
-    unpack_groups,
 )
 from octavo_worker.kernels.integer import FORMATS, GROUP, Format
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, ROWS, Stage
+from octavo_worker.kernels.unpacking import unpack_groups
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, fetch_add, njit
 
 WEIGHTS, SHORTS, FLOATS, INPUTS, TILES, OUT, STRIDE, ADDS, BIAS, SCRATCH, SCRATCH_BYTES = range(
