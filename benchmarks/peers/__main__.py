@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -104,7 +105,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path, nargs="?", help="a GGUF file; default: the demo model")
     parser.add_argument("--quick", action="store_true", help="a smoke test: everything once, short")
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--modes", default=f"{AUTO},w4a8", help="our precisions; what is promised is so of auto")
+    parser.add_argument(
+        "--modes", default=f"{AUTO},w4a8,bfloat16", help="our precisions; what is promised is so of auto"
+    )
     parser.add_argument("--systems", default="", help="offline: only these, by name")
     parser.add_argument("--servers", default="", help="online: only these, by name")
     parser.add_argument("--batches", default="1,8,32")
@@ -123,6 +126,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = arguments()
+    # Blocks are left, so servers end, also when the whole run is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     FOLDER.mkdir(parents=True, exist_ok=True)
     wanted = args.only.split(",")
     missing = set_up_all() if "setup" in wanted else {}

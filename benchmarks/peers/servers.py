@@ -1,6 +1,8 @@
 """Servers of the systems, each in processes of its own on a free port of this machine, until a block ends.
 
-Each computes up to 32 requests at once with as many threads as there are cores, and says its version and flags.
+Each computes up to 32 requests at once with as many threads as there are cores, and says its version and flags. All
+let go of a core while their threads wait for each other (`thread_env`): server, client and threads share the cores, and
+OpenMP's own way, to spin, makes a step many times longer as soon as anything else wants one.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from benchmarks.peers.llama_build import PACKAGE, server_in
 from benchmarks.peers.process import ChildFailed
 from benchmarks.peers.systems import Setting, own_bytes_per_weight, vllm_env
 from benchmarks.serving import platform
+
+from octavo_cli.supervisor.plan import thread_env
 
 START_TIMEOUT_S = 300
 END_TIMEOUT_S = 30
@@ -65,8 +69,8 @@ def vllm(*, eager: bool) -> Server:
         argv = [str(python), "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(setting.directory), "--served-model-name", "demo"]
         argv += ["--host", "127.0.0.1", "--port", str(port), *flags]
-        env = {**vllm_env(setting), "OMP_NUM_THREADS": str(setting.threads)}
-        with _running("vllm-server-eager" if eager else "vllm-server", argv, env, port) as url:
+        name = "vllm-server-eager" if eager else "vllm-server"
+        with _running(name, argv, {**thread_env(setting.threads), **vllm_env(setting)}, port) as url:
             version = httpx.get(f"{url}/version", timeout=30, trust_env=False).json()["version"]
             bound = f"VLLM_CPU_OMP_THREADS_BIND={setting.cores}"
             yield Target(
@@ -95,7 +99,7 @@ def llama_server(setting: Setting) -> Iterator[Target]:
     words = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=True)
     found = re.search(r"version: (\S+).*commit (\w+)", words.stdout + words.stderr)
     version = f"{found[1]} ({found[2]})" if found else "of an unknown version"
-    with _running("llama-server", [str(binary), *where, *flags], {}, port) as url:
+    with _running("llama-server", [str(binary), *where, *flags], thread_env(setting.threads), port) as url:
         about = f"llama.cpp {version} of {PACKAGE}, `llama-server {' '.join(flags)}`"
         yield Target(url=f"{url}/v1", extra={"ignore_eos": True}, about=about)
 
