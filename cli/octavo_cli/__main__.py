@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Say what a model needs of a device."),
     "bench": ("bench", "Measure this machine."),
     "keys": ("keys", "Make, show and revoke API keys."),
+    "tenants": ("tenants", "Show and set what tenants may take."),
     "db": ("db", "Look at the database."),
 }
 

@@ -52,6 +52,7 @@ def test_up_returns_when_the_platform_answers_and_prints_its_addresses(octavo) -
     for address in (*status["grpc"], *status["http"], status["console"]):
         assert address in out
     assert f"starting the platform of {octavo.data_dir}" in done.stderr
+    assert "foreground" not in done.stderr
     (line,) = [line.removeprefix("Try:") for line in out.splitlines() if line.startswith("Try:")]
     tried = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=120, env=_bare(), check=False)
     assert tried.returncode == 0 and "Paris" in tried.stdout, "what is printed works as it is printed"

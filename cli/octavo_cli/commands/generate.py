@@ -11,6 +11,7 @@ import click
 import octavo
 from octavo_cli.answer import Answer
 from octavo_cli.context import Context
+from octavo_cli.logprobs import logprob_lines
 from octavo_cli.output import WrongUse, err, say, show_json, times
 
 _PATIENCE = octavo.RetryPolicy()
@@ -55,7 +56,9 @@ def _answers(command: Any) -> Any:
             click.option("--best-of", type=int, help="Generate so many, and show the -n likeliest."),
             click.option("--beams", "beam_width", type=int, help="Search with so many beams instead of sampling."),
             click.option(
-                "--logprobs", type=int, help="With --json: each token's log-probability, and those of so many others."
+                "--logprobs",
+                type=int,
+                help="Show each token's log-probability, and those of so many of the likeliest in its place.",
             ),
             click.option("--json-schema", type=_TEXT_FILE, help="File with a JSON schema that the answer follows."),
             click.option("--json-object", is_flag=True, help="The answer is a JSON object."),
@@ -93,6 +96,8 @@ def generate(context: Context, prompt: str, raw: bool, as_json: bool, **request:
             return
         if not is_one:
             _print_all(result)
+        elif result.logprobs:
+            say(logprob_lines(result.text, result.token_ids, result.logprobs))
         say(_figures(stream.job_id, result))
 
 
@@ -102,6 +107,8 @@ def _print_all(result: octavo.GenerationResult) -> None:
         score = "" if choice.score is None else f", score {choice.score:.3f}"
         say(f"--- {number} of {len(result.choices)} ({choice.finish_reason}{score})")
         click.echo(choice.text)
+        if choice.logprobs:
+            say(logprob_lines(choice.text, choice.token_ids, choice.logprobs))
 
 
 @click.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -12,12 +12,9 @@ from octavo_cli.context import Context
 from octavo_cli.output import age, say, show_json, show_table
 from octavo_common.db.engine import connect
 from octavo_common.errors import NotFound
-from octavo_common.jobs.model import TenantLimits
-from octavo_common.store.keys import KeyStore, TenantStore
+from octavo_common.store.keys import KeyStore
 
 T = TypeVar("T")
-S = TypeVar("S", KeyStore, TenantStore)
-NO_LIMIT = "none"
 
 
 @click.group()
@@ -26,14 +23,10 @@ def keys() -> None:
 
 
 def _with_store(context: Context, work: Callable[[KeyStore], Awaitable[T]]) -> T:
-    return _with(context, KeyStore, work)
-
-
-def _with(context: Context, store: type[S], work: Callable[[S], Awaitable[T]]) -> T:
     async def run() -> T:
         database = connect(context.database_url(), pool_size=1, application_name="octavo keys")
         try:
-            return await work(store(database))
+            return await work(KeyStore(database))
         finally:
             await database.dispose()
 
@@ -102,51 +95,3 @@ def revoke(context: Context, key_id: str) -> None:
     """Make a key useless, by the id that `list` shows."""
     _with_store(context, lambda store: store.revoke(key_id))
     say(f"{key_id} is revoked")
-
-
-class Limit(click.ParamType[int | str]):
-    """A number of jobs, or "none"."""
-
-    name = "N|none"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """Refuse everything else with a usage error."""
-        if value == NO_LIMIT:
-            return NO_LIMIT
-        if not str(value).isdecimal():
-            self.fail(f"{value!r} is neither a number of jobs nor {NO_LIMIT!r}", param, ctx)
-        return int(value)
-
-
-@keys.command()
-@click.argument("tenant", default="default")
-@click.option("--max-running", type=Limit(), help="Most jobs that run at once; none: no limit.")
-@click.option("--max-queued", type=Limit(), help="Most jobs that wait; more are refused with a hint when to retry.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.pass_obj
-def limits(
-    context: Context, tenant: str, max_running: int | str | None, max_queued: int | str | None, as_json: bool
-) -> None:
-    """Show how much of the platform TENANT may take, after changing what is given."""
-
-    async def work(store: TenantStore) -> TenantLimits:
-        known = await store.limits(tenant)
-        wanted = TenantLimits(
-            max_running=_changed(known.max_running, max_running), max_queued=_changed(known.max_queued, max_queued)
-        )
-        if wanted != known:
-            await store.set_limits(tenant, wanted)
-        return wanted
-
-    found = _with(context, TenantStore, work)
-    if as_json:
-        show_json({"tenant": tenant, "max_running": found.max_running, "max_queued": found.max_queued})
-    else:
-        words = [NO_LIMIT if n is None else str(n) for n in (found.max_running, found.max_queued)]
-        show_table(("tenant", "max running", "max queued"), [(tenant, *words)], empty="")
-
-
-def _changed(known: int | None, given: int | str | None) -> int | None:
-    if given is None:
-        return known
-    return None if isinstance(given, str) else given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,13 +21,14 @@ from octavo_common.plan.shapes import SHAPES
 
 CPU = "cpu"
 _DEFAULT_DEVICE = "H200"
+_OWN_FIGURES = "own figures"
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @click.command()
 @click.argument("model", default="", required=False)
 @click.option(
-    "--device", default=_DEFAULT_DEVICE, show_default=True, help="A name of --known, or cpu: this machine, measured."
+    "--device", default="", help=f"A name of --known, or cpu: this machine, measured [default: {_DEFAULT_DEVICE}]."
 )
 @click.option(
     "--precision", default="", help="How weights are stored, see --known [default: as the model's files are]."
@@ -50,24 +52,7 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 @click.option("--known", is_flag=True, help="List the devices, models, precisions and KV formats known by name.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def plan(
-    context: Context,
-    model: str,
-    device: str,
-    precision: str,
-    kv: str,
-    num_prompt: int,
-    num_output: int,
-    batch: int,
-    tensor_parallel: int,
-    reserve: float,
-    memory_gb: float | None,
-    bandwidth_gb: float | None,
-    peak_tflops: float | None,
-    plot: Path | None,
-    known: bool,
-    as_json: bool,
-) -> None:
+def plan(context: Context, model: str, plot: Path | None, known: bool, as_json: bool, **options: Any) -> None:
     """What MODEL needs of a device: memory, sequences that fit, and the least time of its steps.
 
     MODEL is a directory, a GGUF file, a model of `octavo models list`, or a name of --known. Times are floors and rates
@@ -80,10 +65,39 @@ def plan(
         raise WrongUse("no model is named", hint="give a path or a name; `octavo plan --known` lists names")
     if plot is not None and plot.suffix.lower() != ".svg":
         raise WrongUse(f"{plot} is no SVG file", hint="give a name that ends in .svg; every browser shows those")
-    found = _model(context, model)
-    stored = weight_format(precision) if precision else found.stored
-    asked = Question(
-        shape=found.shape,
+    made = make_plan(_question(_model(context, model), **options))
+    if plot is not None:
+        from octavo_cli.roofline import roofline_svg
+
+        plot.write_text(roofline_svg(made), encoding="utf-8")
+        say(f"the roofline is in {plot}")
+    if not options["device"] and made.question.device.name != _OWN_FIGURES:
+        say(f"no device was named: {_DEFAULT_DEVICE} is assumed; --device takes another, or cpu for this machine")
+    if as_json:
+        show_json(plan_json(made))
+    else:
+        _show(made)
+
+
+def _question(
+    model: PlannedModel,
+    *,
+    device: str,
+    precision: str,
+    kv: str,
+    num_prompt: int,
+    num_output: int,
+    batch: int,
+    tensor_parallel: int,
+    reserve: float,
+    memory_gb: float | None,
+    bandwidth_gb: float | None,
+    peak_tflops: float | None,
+) -> Question:
+    """What the options ask."""
+    stored = weight_format(precision) if precision else model.stored
+    return Question(
+        shape=model.shape,
         device=_device(device, memory_gb, bandwidth_gb, peak_tflops),
         stored=stored,
         kv=kv_format(kv) if kv else default_kv(stored),
@@ -92,18 +106,8 @@ def plan(
         batch=batch,
         tensor_parallel=tensor_parallel,
         reserve=reserve,
-        weights=None if precision else found.weights,
+        weights=None if precision else model.weights,
     )
-    made = make_plan(asked)
-    if plot is not None:
-        from octavo_cli.roofline import roofline_svg
-
-        plot.write_text(roofline_svg(made), encoding="utf-8")
-        say(f"the roofline is in {plot}")
-    if as_json:
-        show_json(plan_json(made))
-    else:
-        _show(made)
 
 
 def _model(context: Context, name: str) -> PlannedModel:
@@ -129,7 +133,7 @@ def _model(context: Context, name: str) -> PlannedModel:
 def _device(name: str, memory_gb: float | None, bandwidth_gb: float | None, peak_tflops: float | None) -> Device:
     """A device of the table or this machine, with what was given in place of its own figures."""
     if None not in (memory_gb, bandwidth_gb, peak_tflops):
-        device = Device(name=name, memory_bytes=1.0, bandwidth=1.0, peaks={Arithmetic.FLOAT32: 1.0})
+        device = Device(name=name or _OWN_FIGURES, memory_bytes=1.0, bandwidth=1.0, peaks={Arithmetic.FLOAT32: 1.0})
     elif name.lower() == CPU:
         from octavo_cli.machine import measure
         from octavo_common.clock import SystemClock
@@ -137,7 +141,7 @@ def _device(name: str, memory_gb: float | None, bandwidth_gb: float | None, peak
         with err.status("measuring this machine"):
             device = measure(SystemClock())
     else:
-        device = find_device(name)
+        device = find_device(name or _DEFAULT_DEVICE)
     if memory_gb is not None:
         device = replace(device, memory_bytes=memory_gb * 1e9)
     if bandwidth_gb is not None:

@@ -50,7 +50,7 @@ def up(
 ) -> int:
     """Start the platform: database, schema, keys, model, services, console.
 
-    Without --detach it runs here until Ctrl-C. Ports: OCTAVO_GATEWAY_GRPC_PORT, OCTAVO_GATEWAY_HTTP_PORT,
+    Without --detach it stays in the foreground until Ctrl-C. Ports: OCTAVO_GATEWAY_GRPC_PORT, OCTAVO_GATEWAY_HTTP_PORT,
     OCTAVO_CONSOLE_PORT; 0 takes any free one. On a platform that runs already it changes nothing, and refuses options
     that differ from those that it runs with.
     """
@@ -68,6 +68,7 @@ def up(
     context.data_dir.make()
     say(f"starting the platform of {context.data_dir.root}")
     if not detach:
+        say(f"it stays in the foreground until Ctrl-C; `{context.line('up', '--detach')}` leaves it in the background")
         return _run_here(context, options)
     return _run_detached(context, options, wait=wait, timeout_s=timeout_s)
 

@@ -101,6 +101,16 @@ def test_a_name_of_the_catalog_is_a_shape_until_it_is_fetched(octavo) -> None:
     assert json.loads(out)["precision"] == "bfloat16"
 
 
+def test_a_device_that_was_assumed_is_said(octavo) -> None:
+    code, out, err = octavo("llama-3-8b", "--json")
+    assert (code, json.loads(out)["device"]["name"]) == (0, "H200")
+    assert "no device was named: H200 is assumed" in " ".join(err.split())
+    for named in (("--device", "H200"), ("--memory-gb", "10", "--bandwidth-gb", "100", "--peak-tflops", "5")):
+        code, out, err = octavo("llama-3-8b", "--json", *named)
+        assert code == 0 and "assumed" not in err
+        assert json.loads(out)["device"]["name"] == ("H200" if named[0] == "--device" else "own figures")
+
+
 def test_a_device_may_be_given_by_its_figures(octavo) -> None:
     words = ("--device", "mine", "--memory-gb", "10", "--bandwidth-gb", "100", "--peak-tflops", "5")
     code, out, _ = octavo("llama-3.2-1b", *words, "--json")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from octavo_cli import __main__ as entry
+from octavo_cli.commands import platform
 from octavo_cli.datadir import DataDir
 from octavo_cli.supervisor import launch, state
 from octavo_cli.supervisor.plan import UpOptions, differences
@@ -115,3 +118,16 @@ def test_a_state_of_an_older_supervisor_is_still_read(tmp_path: Path) -> None:
     (tmp_path / "up.json").write_text('{"pid": 1, "started": 2, "phase": "ready", "services": []}')
     found = state.read(tmp_path / "up.json")
     assert found is not None and (found.trouble, found.log) == ("", "")
+
+
+def test_up_says_that_it_stays_and_how_to_leave_it_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # What follows is the platform itself.
+    monkeypatch.setattr(platform, "_run_here", lambda context, options: 0)
+    assert entry.run(["--data-dir", str(tmp_path / "data"), "up"]) == 0
+    told = capfd.readouterr().err
+    assert "stays in the foreground until Ctrl-C" in told
+    # The command as it must be typed: with what this one was given.
+    words = re.search("`(octavo .*--detach)`", told)
+    assert words is not None and str(tmp_path / "data") in words[1]

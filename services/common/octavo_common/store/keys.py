@@ -85,6 +85,13 @@ class TenantStore(Store):
         rows = await self._run(statement)
         return TenantLimits(max_running=rows[0].max_running, max_queued=rows[0].max_queued) if rows else TenantLimits()
 
+    async def list(self) -> dict[str, TenantLimits]:
+        """Read the limits of all tenants that have a row, by name."""
+        rows = await self._run(
+            select(tenants.c.name, tenants.c.max_running, tenants.c.max_queued).order_by(tenants.c.name)
+        )
+        return {row.name: TenantLimits(max_running=row.max_running, max_queued=row.max_queued) for row in rows}
+
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         """Write a tenant's limits; the tenant is made if there is none."""
         values = {"max_running": limits.max_running, "max_queued": limits.max_queued}
