@@ -7,12 +7,14 @@ from typing import Any, cast
 
 from octavo.errors import InvalidArgumentError
 from octavo.fields import build, duration, put, wrong_value
-from octavo.sampling import beam_search
-from octavo.sampling import sampling as build_sampling
+from octavo.sampling import beam_search, choosing, steering, telling
 from octavo.structured import structured_output
-from octavo.v1 import gateway_pb2
+from octavo.v1 import common_pb2, gateway_pb2
 
-_SAMPLING_NAMES = frozenset(build_sampling.__kwdefaults__ or {})
+# Each has parameters of its own.
+_SAMPLING = (choosing, steering, telling)
+PARTS = (*_SAMPLING, beam_search, structured_output)
+_NAMES = frozenset(name for part in PARTS for name in part.__kwdefaults__ or {})
 
 
 def generation(
@@ -29,37 +31,29 @@ def generation(
     fair_key: str = "",
     n: int = 1,
     best_of: int | None = None,
-    beam_width: int | None = None,
-    length_penalty: float = 1.0,
-    early_stopping: bool | str = False,
-    json_schema: Mapping[str, Any] | str | None = None,
-    json_object: bool = False,
-    regex: str | None = None,
-    choice: str | Sequence[str] | None = None,
-    grammar: str | None = None,
     detach: bool = False,
-    **sampling: Any,
+    **more: Any,
 ) -> gateway_pb2.Generation:
     """Build the request. Values are the gateway's to judge; here only what has no form in the message is refused.
 
     ``n`` answers are generated, each in chunks of its own (``Chunk.choice``); of ``best_of`` the n with the best mean
-    log-probability come at the end. ``beam_width`` searches instead of sampling; the n best come at the end, by their
-    sum of log-probabilities / generated tokens ** ``length_penalty``; ``early_stopping`` is False, True or "never".
-    The whole answer follows one of ``json_schema``, ``json_object``, ``regex``, ``choice`` and ``grammar`` (GBNF or
-    Lark). What is not named here says how tokens are chosen: see ``octavo.sampling.sampling``.
+    log-probability come at the end. How tokens are chosen and what is told of them is said by the parameters of
+    ``octavo.sampling`` (``choosing``, ``steering``, ``telling``, ``beam_search``), and what the answer follows by those
+    of ``octavo.structured.structured_output``.
 
-    Raises InvalidArgumentError unless exactly one of prompt, messages and token_ids is given, and for values that
-    do not fit the message's types.
+    Raises InvalidArgumentError with the parameter's name unless exactly one of prompt, messages and token_ids is given,
+    and for values that do not fit the message's types; TypeError for a parameter that there is not.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise InvalidArgumentError("give exactly one of prompt, messages and token_ids", param="prompt")
-    unknown = sampling.keys() - _SAMPLING_NAMES
+    unknown = more.keys() - _NAMES
     if unknown:
         raise TypeError(f"there is no parameter {min(unknown)!r}")
     built = build(
         gateway_pb2.Generation,
         model=model,
         priority=priority,
+        timeout=None if timeout_s is None else duration(timeout_s, "timeout_s"),
         idempotency_key=idempotency_key,
         on_disconnect=gateway_pb2.ON_DISCONNECT_DETACH if detach else gateway_pb2.ON_DISCONNECT_CANCEL,
         fair_key=fair_key,
@@ -67,20 +61,24 @@ def generation(
         echo=echo,
         n=n,
         best_of=best_of,
+        sampling=_sampling(more),
+        beam_search=beam_search(**_own(more, beam_search)),
+        structured_output=structured_output(**_own(more, structured_output)),
     )
     _put_input(built, prompt, messages, token_ids)
-    built.sampling.CopyFrom(build_sampling(**sampling))
-    if beam_width is not None:
-        search = beam_search(beam_width, length_penalty=length_penalty, early_stopping=early_stopping)
-        built.beam_search.CopyFrom(search)
-    structured = structured_output(
-        json_schema=json_schema, json_object=json_object, regex=regex, choice=choice, grammar=grammar
-    )
-    if structured is not None:
-        built.structured_output.CopyFrom(structured)
-    if timeout_s is not None:
-        built.timeout.CopyFrom(duration(timeout_s, "timeout_s"))
     return built
+
+
+def _sampling(given: Mapping[str, Any]) -> common_pb2.Sampling:
+    whole = common_pb2.Sampling()
+    for part in _SAMPLING:
+        whole.MergeFrom(part(**_own(given, part)))
+    return whole
+
+
+def _own(given: Mapping[str, Any], part: Any) -> dict[str, Any]:
+    """What was given of a part's parameters."""
+    return {name: given[name] for name in part.__kwdefaults__ if name in given}
 
 
 def _put_input(

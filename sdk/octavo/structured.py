@@ -13,13 +13,16 @@ from octavo.v1 import gateway_pb2
 
 def structured_output(
     *,
-    json_schema: Mapping[str, Any] | str | None,
-    json_object: bool,
-    regex: str | None,
-    choice: str | Sequence[str] | None,
-    grammar: str | None,
+    json_schema: Mapping[str, Any] | str | None = None,
+    json_object: bool = False,
+    regex: str | None = None,
+    choice: str | Sequence[str] | None = None,
+    grammar: str | None = None,
 ) -> gateway_pb2.StructuredOutput | None:
-    """Build the message; None if nothing is asked for. Raises InvalidArgumentError."""
+    """Say what the whole answer follows: one of these, or None if nothing is asked for. Raises InvalidArgumentError.
+
+    ``grammar`` is in GBNF or Lark's form; ``regex`` in Rust's syntax.
+    """
     given: dict[str, Any] = {
         name: value
         for name, value in (("json_schema", json_schema), ("regex", regex), ("choice", choice), ("grammar", grammar))

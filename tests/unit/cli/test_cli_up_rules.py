@@ -126,8 +126,8 @@ def test_up_says_that_it_stays_and_how_to_leave_it_in_the_background(
     # What follows is the platform itself.
     monkeypatch.setattr(platform, "_run_here", lambda context, options: 0)
     assert entry.run(["--data-dir", str(tmp_path / "data"), "up"]) == 0
-    told = capfd.readouterr().err
+    told = " ".join(capfd.readouterr().err.split())
     assert "stays in the foreground until Ctrl-C" in told
     # The command as it must be typed: with what this one was given.
-    words = re.search("`(octavo .*--detach)`", told)
+    words = re.search("`([^`]*octavo [^`]*--detach)`", told)
     assert words is not None and str(tmp_path / "data") in words[1]

@@ -79,36 +79,17 @@ class Plan:
 def make_plan(question: Question) -> Plan:
     """Answer; raises InvalidArgument for numbers that make no sense."""
     _check(question)
-    shape, device = question.shape, question.device
-    weights = question.weights or weight_bytes(shape, question.stored)
+    device = question.device
+    weights = question.weights or weight_bytes(question.shape, question.stored)
     deployment = Deployment(
-        shape=shape,
+        shape=question.shape,
         stored=question.stored,
         weights=weights,
         kv=question.kv,
         device=device,
         tensor_parallel=question.tensor_parallel,
     )
-    num_tokens = question.num_prompt_tokens + question.num_output_tokens
-    memory = plan_memory(
-        shape,
-        weights,
-        question.kv,
-        device,
-        num_tokens=num_tokens,
-        reserve=question.reserve,
-        tensor_parallel=question.tensor_parallel,
-        block_size=question.block_size,
-    )
-    least = least_tensor_parallel(
-        shape,
-        weights,
-        question.kv,
-        device,
-        num_tokens=num_tokens,
-        reserve=question.reserve,
-        block_size=question.block_size,
-    )
+    memory, least = _fit(question, weights)
     # The steps after the first token look at prompt + 1 to prompt + output - 1 tokens.
     context = question.num_prompt_tokens + max(1, question.num_output_tokens // 2)
     batches = batches_up_to(memory.num_sequences)
@@ -127,6 +108,31 @@ def make_plan(question: Question) -> Plan:
         decode_by_batch=tuple(decode_cost(deployment, batch=batch, context=context) for batch in batches),
         notes=tuple(_notes(question, memory, least)),
     )
+
+
+def _fit(question: Question, weights: WeightBytes) -> tuple[MemoryPlan, int | None]:
+    """What is left for sequences of a prompt and its output, and the fewest devices that hold one."""
+    num_tokens = question.num_prompt_tokens + question.num_output_tokens
+    memory = plan_memory(
+        question.shape,
+        weights,
+        question.kv,
+        question.device,
+        num_tokens=num_tokens,
+        reserve=question.reserve,
+        tensor_parallel=question.tensor_parallel,
+        block_size=question.block_size,
+    )
+    least = least_tensor_parallel(
+        question.shape,
+        weights,
+        question.kv,
+        question.device,
+        num_tokens=num_tokens,
+        reserve=question.reserve,
+        block_size=question.block_size,
+    )
+    return memory, least
 
 
 def batches_up_to(most: int) -> list[int]:
