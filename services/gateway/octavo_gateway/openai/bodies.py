@@ -191,7 +191,7 @@ def _parse(kind: type[BodyT], value: Any) -> BodyT:
         return kind.model_validate(value)
     except ValidationError as error:
         first = _deepest(error.errors(include_url=False, include_context=False, include_input=False))
-        param = _param(value, first["loc"])
+        param = _param(value, first["loc"], is_missing=first["type"] == "missing")
         raise BadRequest(f"{param or 'the body'}: {first['msg']}", code="INVALID_ARGUMENT", param=param) from error
 
 
@@ -201,7 +201,7 @@ def _deepest(errors: Sequence[ErrorDetails]) -> ErrorDetails:
     return max((error for error in errors if error["loc"][:1] == field), key=lambda error: len(error["loc"]))
 
 
-def _param(body: Any, loc: tuple[int | str, ...]) -> str | None:
+def _param(body: Any, loc: tuple[int | str, ...], *, is_missing: bool) -> str | None:
     """The field's path in the body, without the alternatives of a union that pydantic names in it."""
     path, here = "", body
     for number, part in enumerate(loc):
@@ -209,6 +209,6 @@ def _param(body: Any, loc: tuple[int | str, ...]) -> str | None:
             if not isinstance(here, list) or part >= len(here):
                 break
             path, here = f"{path}[{part}]", here[part]
-        elif isinstance(here, dict) and (part in here or number == len(loc) - 1):
+        elif isinstance(here, dict) and (part in here or (is_missing and number == len(loc) - 1)):
             path, here = f"{path}.{part}" if path else part, here.get(part)
     return path or None
