@@ -92,3 +92,46 @@ def test_a_job_with_tokens_goes_on_where_the_numerics_are_its_own():
 def test_a_job_without_tokens_goes_anywhere():
     fresh = job(1, resumed=True, numerics_id="n2")
     assert targets([fresh], [worker(1), worker(2, numerics_id="n2", held=(HELD,))]) == {uid(1, 1): uid(1, 2)}
+
+
+def test_a_job_of_several_sequences_is_as_much_load_as_so_many_jobs():
+    wide, single = worker(1, held=(HeldJob("x", False, 8),), max_jobs=99), worker(2, held=(HELD,) * 7, max_jobs=99)
+    assert targets([job(1)], [wide, single]) == {uid(1, 1): uid(2, 2)}
+    chosen = targets([job(1, num_sequences=8), *(job(n) for n in range(2, 10))], [worker(1), worker(2)])
+    assert all(chosen[uid(n, 1)] == uid(2, 2) for n in range(2, 10))
+
+
+def test_a_tenants_limit_counts_sequences():
+    limits = {"tenant_max_running": 4, "tenant_num_running": 1}
+    jobs = [job(1, num_sequences=2, **limits), job(2, num_sequences=2, **limits), job(3, **limits)]
+    assert set(targets(jobs, [worker(1)])) == {uid(1, 1), uid(3, 1)}
+
+
+def test_a_worker_that_computes_fewer_sequences_at_once_gets_no_job_of_more():
+    assert targets([job(1, num_sequences=5)], [worker(1, max_sequences=4), worker(2, max_sequences=6)]) == {
+        uid(1, 1): uid(2, 2)
+    }
+    assert not targets([job(1, num_sequences=5)], [worker(1, max_sequences=4)])
+
+
+def test_a_job_of_several_sequences_gets_its_room_however_many_single_ones_come():
+    """One job ends a round, and two new ones come: the older, wider one is placed when there is room for it."""
+    wide, held, number = job(0, num_sequences=4), [HELD] * 4, 1
+    num_rounds = 0
+    while num_rounds < 10:
+        queue = [wide, *(job(number + n) for n in range(2))]
+        number += 2
+        chosen = targets(queue, [worker(1, max_jobs=4, held=tuple(held))])
+        if wide.id in chosen:
+            break
+        num_rounds += 1
+        held += [HELD] * len(chosen)
+        held.pop()
+    assert num_rounds == 4
+
+
+def test_what_is_kept_for_a_wide_job_keeps_nobody_from_other_workers_nor_those_before_it():
+    held = (HELD,) * 6
+    workers = [worker(1, held=held), worker(2, held=(HELD,) * 7)]
+    jobs = [job(1, priority=1), job(2, num_sequences=4), job(3), job(4)]
+    assert targets(jobs, workers) == {uid(1, 1): uid(1, 2), uid(3, 1): uid(2, 2)}
