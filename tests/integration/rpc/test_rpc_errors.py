@@ -60,9 +60,13 @@ async def test_long_and_odd_texts_still_arrive() -> None:
     async with serving() as served, channel_to(served.address) as channel:
         served.both_do(raising(errors.InvalidArgument("é" * 100_000, hint="\ud800 lone", code="X")))
         got = await failure(get_status(channel))
+        # Metadata beyond 8 KiB would be refused by chance.
+        served.both_do(raising(errors.InvalidArgument("é" * 100_000, hint="ß" * 100_000, code="X")))
+        longest = [await failure(get_status(channel)) for _ in range(50)]
     assert (got.code, got.hint) == ("X", "? lone")
     assert got.message.startswith("ééé")
     assert len(got.message) <= 1000
+    assert {(each.code, each.message) for each in longest} == {("X", got.message)}
 
 
 @STYLES

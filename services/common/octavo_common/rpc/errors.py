@@ -13,8 +13,9 @@ from grpc_status import rpc_status
 from octavo_common.errors import OctavoError, Status
 
 DOMAIN = "octavo"
-# Statuses travel in HTTP/2 trailers, of which clients accept 8 KiB: message, and the message again beside the hint.
-MAX_TEXT_CHARACTERS = 1000
+# Statuses travel in HTTP/2 trailers: message, and the message again beside the hint. Of more than 8 KiB clients refuse
+# some, by chance; a byte of a character beyond ASCII takes three.
+MAX_TEXT_CHARACTERS, MAX_TEXT_BYTES = 1000, 1800
 _BY_GRPC_CODE = {status.grpc_code: status for status in Status}
 
 
@@ -72,5 +73,10 @@ def _details(error: grpc.RpcError) -> list[Any]:
 
 
 def _legal(text: str) -> str:
-    """Text that a protobuf string and a trailer can carry: no lone surrogates, bounded length."""
-    return text.encode("utf-8", "replace").decode()[:MAX_TEXT_CHARACTERS]
+    """Text that a protobuf string and a trailer can carry: no lone surrogates, bounded length, also when encoded."""
+    text, size = text.encode("utf-8", "replace").decode()[:MAX_TEXT_CHARACTERS], 0
+    for place, character in enumerate(text):
+        size += 1 if character.isascii() else 3 * len(character.encode())
+        if size > MAX_TEXT_BYTES:
+            return text[:place]
+    return text
