@@ -202,7 +202,6 @@ def model(message: gateway_pb2.Model) -> Model:
         numerics_ids=tuple(message.numerics_ids),
         num_workers=message.num_workers,
         created_at=_time(message, "create_time"),
-        max_sequences=message.max_sequences,
     )
 
 

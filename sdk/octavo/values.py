@@ -165,10 +165,7 @@ class JobHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model that can be asked for. ``max_sequence_tokens`` bounds prompt plus output.
-
-    ``max_sequences`` bounds n, best_of and the width of a beam search; 0 where no worker says.
-    """
+    """A model that can be asked for. ``max_sequence_tokens`` bounds prompt plus output."""
 
     name: str
     digest: str
@@ -177,7 +174,6 @@ class Model:
     numerics_ids: tuple[str, ...]
     num_workers: int
     created_at: datetime | None
-    max_sequences: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,14 +141,13 @@ class TinyWorker:
 
     async def submit(self, prompt, max_tokens=8, *, row: dict[str, Any] | None = None, **spec) -> Job:
         values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 7}
-        wanted = GenerationSpec(max_tokens=max_tokens, **{**values, **spec})
+        payload = GenerationSpec(max_tokens=max_tokens, **{**values, **spec}).to_json()
         job = NewJob(
             id=ids.new_job_id(),
             tenant="acme",
             model="tiny",
             model_digest=DIGEST,
-            payload=wanted.to_json(),
-            num_sequences=wanted.num_sequences,
+            payload=payload,
             prompt_ids=tuple(prompt),
             **{"stream_owner": self.gateway_id, **(row or {})},
         )

@@ -68,9 +68,7 @@ def show(context: Context, tenant: str | None, as_json: bool) -> None:
 
 @limits.command("set")
 @click.argument("tenant")
-@click.option(
-    "--max-running", type=Limit(), help="Most jobs that run at once, one of n answers counted n times; none: no limit."
-)
+@click.option("--max-running", type=Limit(), help="Most jobs that run at once; none: no limit.")
 @click.option("--max-queued", type=Limit(), help="Most jobs that wait; more are refused with a hint when to retry.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj

@@ -218,7 +218,7 @@ class Finished(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[_common_pb2.ChoiceEnd, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "digest", "family", "max_sequence_tokens", "numerics_ids", "num_workers", "create_time", "max_sequences")
+    __slots__ = ("name", "digest", "family", "max_sequence_tokens", "numerics_ids", "num_workers", "create_time")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
@@ -226,7 +226,6 @@ class Model(_message.Message):
     NUMERICS_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
-    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     family: str
@@ -234,8 +233,7 @@ class Model(_message.Message):
     numerics_ids: _containers.RepeatedScalarFieldContainer[str]
     num_workers: int
     create_time: _timestamp_pb2.Timestamp
-    max_sequences: int
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., family: _Optional[str] = ..., max_sequence_tokens: _Optional[int] = ..., numerics_ids: _Optional[_Iterable[str]] = ..., num_workers: _Optional[int] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_sequences: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., family: _Optional[str] = ..., max_sequence_tokens: _Optional[int] = ..., numerics_ids: _Optional[_Iterable[str]] = ..., num_workers: _Optional[int] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

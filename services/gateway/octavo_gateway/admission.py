@@ -22,7 +22,6 @@ from octavo_common.jobs.model import Job, NewJob, OwnedJob, Principal, ProcessRe
 from octavo_common.jobs.spec import GenerationSpec, ModelCard
 from octavo_common.prefix import prefix_keys
 from octavo_common.store import JobStore
-from octavo_gateway.answers import check_sequences
 from octavo_gateway.direct import Direct, row_of
 from octavo_gateway.models import Catalogue
 from octavo_gateway.prompts import PreparedPrompt, Prompts
@@ -62,8 +61,6 @@ class Admission:
         """
         timeout_s = _timeout(request, deadline_s if owner is not None else None)
         card = await self._catalogue.find(request.model)
-        # 0 is no mistake in the request: its jobs wait until the tenant may run some.
-        check_sequences(request.answers, limit=principal.limits.max_running or 0, why="the tenant may have running")
         prepared = await self._prompts.prepare(request, card)
         new = _new_job(principal, request, card, prepared, owner=owner, timeout_s=timeout_s, traceparent=traceparent)
         worker = None if owner is None else await self._direct.worker_for(principal, card.digest)
@@ -159,7 +156,6 @@ def _new_job(
         model_digest=card.digest,
         payload=spec.to_json(),
         prompt_ids=prepared.ids,
-        num_sequences=spec.num_sequences,
         prefix_keys=tuple(prefix_keys(prepared.ids, model_digest=card.digest, salt=salt)),
         priority=request.priority,
         stream_owner=owner,

@@ -38,13 +38,6 @@ def answers(raw: RawRequest, bounds: RequestLimits) -> Answers:
     return Answers(n=n, best_of=best_of, **told)
 
 
-def check_sequences(asked: Answers, *, limit: int, why: str) -> None:
-    """Refuse more sequences at once than there may ever be; 0 is no limit."""
-    num, param = max((asked.n, "n"), (asked.best_of, "best_of"), (asked.beam_width, "beam_width"), key=lambda it: it[0])
-    if limit and num > limit:
-        refuse(f"{param} {num} is more than {why}, which is {limit}", param, code="TOO_MANY_CHOICES")
-
-
 def check_told(asked: Answers, *, num_prompt_tokens: int, max_tokens: int) -> None:
     """Refuse log-probabilities that no message could carry: each number of them takes about a dozen bytes.
 

@@ -264,7 +264,6 @@ def model(value: ModelInfo) -> gateway_pb2.Model:
         digest=value.digest,
         family=value.family,
         max_sequence_tokens=value.max_sequence_tokens,
-        max_sequences=value.max_sequences,
         numerics_ids=value.numerics_ids,
         num_workers=value.num_workers,
         create_time=created,

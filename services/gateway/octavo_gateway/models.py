@@ -98,7 +98,6 @@ class Catalogue:
                     digest=card.digest,
                     family=card.family,
                     max_sequence_tokens=card.max_sequence_tokens,
-                    max_sequences=card.max_sequences,
                     numerics_ids=tuple(sorted({w.card.numerics_id for w in same if w.card is not None})),
                     num_workers=sum(w.alive for w in same),
                     created_s=min(w.started_at.timestamp() for w in same),

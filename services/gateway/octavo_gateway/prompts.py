@@ -21,7 +21,7 @@ from octavo_common.store import ArtifactStore
 from octavo_common.text.answers import answer_stream, lead_text
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
-from octavo_gateway.answers import check_sequences, check_told
+from octavo_gateway.answers import check_told
 from octavo_gateway.requests import ChatPrompt, Prompt, TextPrompt, ValidRequest
 
 log = structlog.get_logger(__name__)
@@ -58,7 +58,6 @@ class Prompts:
         an empty prompt, and what the chat template raises.
         """
         limit = card.max_sequence_tokens
-        check_sequences(request.answers, limit=card.max_sequences, why="the model's workers compute at once")
         ids = await self._ids(request.prompt, card)
         if not ids:
             raise InvalidArgument("the prompt has no tokens", code="EMPTY_PROMPT", param="prompt")

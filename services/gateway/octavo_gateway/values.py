@@ -119,8 +119,6 @@ class ModelInfo:
     digest: str
     family: str
     max_sequence_tokens: int
-    # Of one request: n, best_of or the width of a beam search. 0: nobody says.
-    max_sequences: int
     numerics_ids: tuple[str, ...]
     # Live workers that serve it; 0 while its last one restarts.
     num_workers: int

@@ -135,9 +135,7 @@ class Fleet:
 
     def assigned(self, job: QueuedJob, assignment: Assignment) -> None:
         """Note that an assignment took effect."""
-        self._since.setdefault(assignment.worker_id, []).append(
-            HeldJob(job.fair_key, job.losses > 0, job.num_sequences)
-        )
+        self._since.setdefault(assignment.worker_id, []).append(HeldJob(job.fair_key, job.losses > 0))
         # The row's fence after it: one more.
         self._given[job.id] = _Given(assignment.worker_id, job.fence + 1, job.total_losses)
         if len(self._given) > MAX_REMEMBERED:
@@ -170,12 +168,11 @@ class Fleet:
             model_digest=worker.card.digest,
             numerics_id=worker.card.numerics_id,
             max_jobs=worker.max_jobs,
-            max_sequences=worker.card.max_sequences,
             held=(
-                *(HeldJob(job.fair_key, job.losses > 0, job.num_sequences) for job in worker.jobs),
+                *(HeldJob(job.fair_key, job.losses > 0) for job in worker.jobs),
                 *self._since.get(worker.id, ()),
             ),
-            num_waiting=int(worker.load.get("num_waiting_sequences") or worker.load.get("num_waiting") or 0),
+            num_waiting=int(worker.load.get("num_waiting") or 0),
             prefix_keys=frozenset(reported).union(sent.keys if sent else ()),
         )
 

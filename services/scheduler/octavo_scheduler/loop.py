@@ -182,7 +182,7 @@ class PlacementLoop:
                 job_id=str(job.id),
                 worker_id=str(assignment.worker_id),
                 fence=job.fence + 1,
-                waited_s=round(job.wait_s, 4),
+                waited_s=round(job.age_s, 4),
             )
         self.figures.num_assigned += len(took)
         self.figures.num_queued -= len(took)

@@ -1,9 +1,7 @@
 """Decides which worker runs which job. Pure: values in, assignments out; no clock, no randomness, no I/O.
 
 Order of jobs: resumed before new (somebody has read their beginning and waits), larger priority first, then the fair
-key with the fewest running sequences, then by age. A job that no worker can take now is passed over; it hides nobody,
-but one of several sequences keeps the places of the worker that will have room for it first, or it would never run.
-Everything is counted in sequences: a job with n answers, or n beams, is n times the work.
+key with the fewest running jobs, then by age. A job that no worker can take now is passed over; it hides nobody.
 Choice of worker: the one with the least work ahead, counted in tokens; a prefix that it holds is work saved.
 """
 
@@ -19,8 +17,8 @@ from uuid import UUID
 from octavo_common.jobs.model import Assignment, QueuedJob
 from octavo_common.prefix import FIRST_LENGTH
 
-# What one more sequence in the batch costs a job, in prompt tokens: a prefix of 1,000 tokens outweighs eight of them.
-TOKENS_PER_SEQUENCE = 128
+# What one more job in the batch costs another, in prompt tokens: a prefix of 1,000 tokens outweighs eight jobs.
+TOKENS_PER_JOB = 128
 
 
 class HeldJob(NamedTuple):
@@ -29,7 +27,6 @@ class HeldJob(NamedTuple):
     fair_key: str
     # It has cost a worker and made no progress since.
     lossy: bool
-    num_sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +36,7 @@ class WorkerView:
     id: UUID
     model_digest: str
     numerics_id: str
-    # Counted in sequences of jobs.
     max_jobs: int
-    # Most sequences of one job; 0: it does not say.
-    max_sequences: int = 0
     held: tuple[HeldJob, ...] = ()
     # Sequences that wait inside its engine: it is short of blocks or batch slots.
     num_waiting: int = 0
@@ -61,22 +55,21 @@ def place(jobs: Sequence[QueuedJob], workers: Sequence[WorkerView]) -> list[Assi
     for job in _in_order(jobs, board.running):
         if (
             job.tenant_max_running is not None
-            and job.tenant_num_running + tenants[job.tenant] + job.num_sequences > job.tenant_max_running
+            and job.tenant_num_running + tenants[job.tenant] >= job.tenant_max_running
         ):
             continue
         slot = board.best(job)
         if slot is None:
-            board.reserve(job)
             continue
         slot.take(job)
-        tenants[job.tenant] += job.num_sequences
-        board.running[job.fair_key] += job.num_sequences
+        tenants[job.tenant] += 1
+        board.running[job.fair_key] += 1
         chosen.append(Assignment(job_id=job.id, fence=job.fence, worker_id=slot.worker.id))
     return chosen
 
 
 def _in_order(jobs: Sequence[QueuedJob], running: Counter[str]) -> Iterable[QueuedJob]:
-    """Yield jobs class by class; within a class always the oldest of the fair key with the fewest running sequences.
+    """Yield jobs class by class; within a class always the oldest of the fair key with the fewest running jobs.
 
     `running` is changed by the caller while this generator runs, which is what makes it fair within a round.
     """
@@ -102,25 +95,18 @@ class _Slot:
 
     def __init__(self, worker: WorkerView) -> None:
         self.worker = worker
-        self.num_sequences = sum(job.num_sequences for job in worker.held)
-        # A job waits for its places.
-        self.is_reserved = False
+        self.num_jobs = len(worker.held)
         self.has_lossy = any(job.lossy for job in worker.held)
         # Work ahead of a new job, in tokens.
-        self.tokens_ahead = (self.num_sequences + worker.num_waiting) * TOKENS_PER_SEQUENCE
+        self.tokens_ahead = (self.num_jobs + worker.num_waiting) * TOKENS_PER_JOB
         self.new_keys: set[str] = set()
 
-    @property
-    def room(self) -> int:
-        return self.worker.max_jobs - self.num_sequences
-
-    def suits(self, job: QueuedJob) -> bool:
-        """It could take the job if it had room."""
-        is_wide_enough = not self.worker.max_sequences or job.num_sequences <= self.worker.max_sequences
-        return is_wide_enough and not (job.losses > 0 and self.has_lossy)
-
     def can_take(self, job: QueuedJob) -> bool:
-        return self.suits(job) and not self.is_reserved and job.num_sequences <= self.room
+        return (
+            self.worker.model_digest == job.model_digest
+            and self.num_jobs < self.worker.max_jobs
+            and not (job.losses > 0 and self.has_lossy)
+        )
 
     def cost(self, job: QueuedJob) -> int:
         """Tokens of work before the job's first new token, as far as one can know."""
@@ -134,8 +120,8 @@ class _Slot:
         return 0
 
     def take(self, job: QueuedJob) -> None:
-        self.tokens_ahead = self.cost(job) + TOKENS_PER_SEQUENCE * job.num_sequences
-        self.num_sequences += job.num_sequences
+        self.tokens_ahead = self.cost(job) + TOKENS_PER_JOB
+        self.num_jobs += 1
         self.has_lossy = self.has_lossy or job.losses > 0
         self.new_keys.update(job.prefix_keys)
 
@@ -147,11 +133,8 @@ class _Board:
         self._by_model: dict[str, list[_Slot]] = {}
         for worker in workers:
             self._by_model.setdefault(worker.model_digest, []).append(_Slot(worker))
-        # Held sequences per fair key.
-        self.running: Counter[str] = Counter()
-        for worker in workers:
-            for job in worker.held:
-                self.running[job.fair_key] += job.num_sequences
+        # Held jobs per fair key.
+        self.running: Counter[str] = Counter(job.fair_key for worker in workers for job in worker.held)
 
     def best(self, job: QueuedJob) -> _Slot | None:
         """The worker to run a job; equal ones in the order in which they were given."""
@@ -162,9 +145,3 @@ class _Board:
             # Another numerics id may go on with other tokens than the ones that were promised.
             able = [slot for slot in able if slot.worker.numerics_id == job.numerics_id] or able
         return min(able, key=lambda slot: slot.cost(job))
-
-    def reserve(self, job: QueuedJob) -> None:
-        """Keep what room there is for a job that needs more: jobs behind it in the order do not take it any more."""
-        slots = [slot for slot in self._by_model.get(job.model_digest, ()) if slot.suits(job) and not slot.is_reserved]
-        if slots and job.num_sequences > 1:
-            max(slots, key=lambda slot: slot.room).is_reserved = True

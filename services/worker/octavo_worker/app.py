@@ -274,14 +274,9 @@ class _Worker:
             host=socket.gethostname(),
             pid=os.getpid(),
             lease_s=self._settings.lease_s,
-            card=self._card(),
+            card=self._served.card,
             capacity={"max_jobs": self._settings.max_jobs},
         )
-
-    def _card(self) -> ModelCard:
-        """The engine's card; what the worker does not take at once no request may ask for."""
-        card, max_jobs = self._served.card, self._settings.max_jobs
-        return replace(card, max_sequences=min(card.max_sequences or max_jobs, max_jobs))
 
     async def _announce(self, process: NewProcess) -> None:
         """Store the tokenizer, then register: who sees the card finds the bundle. Waits for a database that is away."""

@@ -36,7 +36,7 @@ class WorkerSettings(CommonSettings):
     kv_bytes: int = Field(default=0, ge=0)
     # Most rows of a step.
     max_sequences: int = Field(default=64, ge=1)
-    # Most jobs that it takes at once, those that wait in the engine among them; one with n answers counts as n.
+    # Most jobs that it takes at once, those that wait in the engine among them.
     max_jobs: int = Field(default=128, ge=1)
     # Most tokens of a step; 0 takes 128 for each thread, at most 512: about a quarter of a second. On a GPU 2,048.
     max_batch_tokens: int = Field(default=0, ge=0)

@@ -100,40 +100,6 @@ async def test_a_tenant_never_has_more_running_jobs_than_its_limit_with_two_sche
     assert (queued.tenant_max_running, queued.tenant_num_running) == (3, 2)
 
 
-async def test_a_tenants_running_limit_counts_sequences(world: World) -> None:
-    worker = await world.worker(max_jobs=100)
-    await world.tenants.set_limits("acme", TenantLimits(max_running=5))
-    jobs = [await world.submit(num_sequences=num) for num in (2, 2, 2, 1)]
-    wanted = [Assignment(job_id=job.id, fence=0, worker_id=worker) for job in jobs]
-    # Counted in the order of the assignments: the third would be one too many, and so would what comes after it.
-    assert await world.placement.assign(wanted) == [jobs[0].id, jobs[1].id]
-    (queued,) = await world.placement.queue(10)
-    assert (queued.id, queued.num_sequences, queued.tenant_num_running) == (jobs[3].id, 1, 4)
-    assert await world.placement.assign(wanted[3:]) == [jobs[3].id]
-    (seen,) = await world.placement.fleet()
-    assert sorted(job.num_sequences for job in seen.jobs) == [1, 2, 2]
-
-
-async def test_a_job_goes_straight_to_a_worker_only_if_that_has_room_for_all_of_its_sequences(world: World) -> None:
-    worker = await world.worker(max_jobs=4)
-    for num_sequences, taker in ((3, worker), (2, None)):
-        job, _ = await world.jobs.submit(new_job(num_sequences=num_sequences), max_queued=None, worker_id=worker)
-        assert job.worker_id == taker
-
-
-async def test_waiting_is_told_since_acceptance_and_since_the_job_came_back(world: World) -> None:
-    worker = await world.worker()
-    job = await world.running(worker)
-    await world.sql("update jobs set created_at = created_at - interval '100 s' where id = :id", id=job.id)
-    await world.sql("update job_events set time = time - interval '100 s' where job_id = :id", id=job.id)
-    fresh = await world.submit()
-    await world.work.release(job.id, job.fence, (1,))
-    moved, new = await world.placement.queue(10)
-    assert (moved.id, new.id) == (job.id, fresh.id)
-    assert moved.age_s > 99 and moved.wait_s < 50
-    assert new.wait_s == pytest.approx(new.age_s)
-
-
 async def test_two_schedulers_that_place_at_once_give_every_job_to_one_worker(world: World) -> None:
     workers = [await world.worker(), await world.worker()]
     jobs = [await world.submit() for _ in range(20)]

@@ -145,24 +145,6 @@ async def test_jobs_beyond_the_capacity_are_given_back(make):
             await worker.ended(job)
 
 
-async def test_the_capacity_is_counted_in_sequences_and_bounds_what_one_job_may_ask_for(make):
-    async with make(changes={"max_jobs": 4}) as worker:
-        worker.executor.step_s = SLOW_S
-        assert worker.process.card.max_sequences == 4
-        wide, other, single = [await worker.submit((n, 1, 2), 100, n=num) for n, num in enumerate((3, 2, 1))]
-        for job in (wide, other, single):
-            await worker.assign(job)
-        rows = await until(
-            lambda: asyncio.gather(*(worker.get(job) for job in (wide, other, single))),
-            lambda rows: [row.state for row in rows] == ["running", "queued", "running"],
-        )
-        assert all(row.total_losses == 0 for row in rows)
-        for job in (wide, other, single):
-            await worker.jobs.cancel(job.id, tenant=None)
-        for job in (wide, other, single):
-            await worker.ended(job)
-
-
 async def test_a_draining_worker_gives_its_jobs_back_with_their_tokens(make):
     async with make() as worker:
         worker.executor.step_s = SLOW_S

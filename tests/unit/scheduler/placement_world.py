@@ -29,11 +29,9 @@ def job(number: int, **changes: Any) -> QueuedJob:
         "num_prompt_tokens": 10,
         "num_emitted_tokens": 0,
         "max_tokens": 16,
-        "num_sequences": 1,
         "prefix_keys": (),
         "traceparent": "",
         "age_s": 0.0,
-        "wait_s": 0.0,
         "tenant_max_running": None,
         "tenant_num_running": 0,
     }

@@ -14,7 +14,6 @@ from octavo_scheduler.placement import HeldJob, WorkerView, place
 
 MODELS = ["m1", "m2"]
 KEYS = ["a", "b", "c"]
-WIDTHS = st.sampled_from([1, 1, 1, 2, 3])
 
 
 @st.composite
@@ -25,10 +24,9 @@ def worlds(draw: st.DrawFn) -> tuple[list[QueuedJob], list[WorkerView]]:
             n,
             model_digest=draw(st.sampled_from(MODELS)),
             numerics_id=draw(st.sampled_from(["n1", "n2"])),
-            max_jobs=draw(st.integers(1, 6)),
-            max_sequences=draw(st.sampled_from([0, 2, 16])),
+            max_jobs=draw(st.integers(1, 4)),
             held=tuple(
-                draw(st.lists(st.builds(HeldJob, st.sampled_from(KEYS), st.booleans(), WIDTHS), max_size=4)),
+                draw(st.lists(st.builds(HeldJob, st.sampled_from(KEYS), st.booleans()), max_size=5)),
             ),
             num_waiting=draw(st.integers(0, 2)),
             prefix_keys=frozenset(draw(st.lists(st.sampled_from("pqrs"), max_size=3))),
@@ -50,7 +48,6 @@ def worlds(draw: st.DrawFn) -> tuple[list[QueuedJob], list[WorkerView]]:
                 losses=draw(st.integers(0, 2)),
                 num_prompt_tokens=draw(st.integers(1, 2000)),
                 num_emitted_tokens=draw(st.integers(0, 1)),
-                num_sequences=draw(WIDTHS),
                 prefix_keys=tuple(draw(st.sampled_from([(), ("p",), ("p", "q"), ("r", "s")]))),
                 tenant_max_running=tenants[tenant],
                 tenant_num_running=1,
@@ -76,16 +73,15 @@ def test_nothing_is_ever_given_beyond_a_limit(world: tuple[list[QueuedJob], list
     assert len({a.job_id for a in assignments}) == len(assignments)
     assert all(a.fence == j.fence for a, (j, _) in zip(assignments, pairs, strict=True))
     assert all(j.model_digest == w.model_digest for j, w in pairs)
-    assert all(not w.max_sequences or j.num_sequences <= w.max_sequences for j, w in pairs)
+    given_to = Counter(w.id for _, w in pairs)
     for w in workers:
-        given_to = [j.num_sequences for j, v in pairs if v.id == w.id]
-        assert not given_to or num_held(w) + sum(given_to) <= w.max_jobs
+        assert not given_to[w.id] or len(w.held) + given_to[w.id] <= w.max_jobs
         lossy = sum(h.lossy for h in w.held)
         new_lossy = sum(j.losses > 0 for j, v in pairs if v.id == w.id)
         assert not new_lossy or lossy + new_lossy == 1
-    for tenant in {j.tenant for j, _ in pairs}:
+    for tenant, count in Counter(j.tenant for j, _ in pairs).items():
         limit = next(j.tenant_max_running for j in jobs if j.tenant == tenant)
-        assert limit is None or 1 + sum(j.num_sequences for j, _ in pairs if j.tenant == tenant) <= limit
+        assert limit is None or count + 1 <= limit
 
 
 @given(worlds())
@@ -97,10 +93,7 @@ def test_no_job_waits_while_a_worker_could_take_it(world: tuple[list[QueuedJob],
     for waiting in jobs:
         if waiting.id in placed:
             continue
-        left = [j for j in jobs if j.id not in placed]
-        assert tenant_is_full(waiting, pairs) or all(
-            unable(waiting, w, pairs) or is_kept(waiting, w, left) for w in workers
-        )
+        assert tenant_is_full(waiting, pairs) or all(unable(waiting, w, pairs) for w in workers)
 
 
 @given(worlds())
@@ -114,10 +107,7 @@ def test_no_job_takes_the_place_of_one_of_a_higher_class(world: tuple[list[Queue
             continue
         # Without all that was given to lower classes it still has no place.
         higher = [(j, w) for j, w in pairs if rank(j) <= rank(waiting)]
-        left = [j for j in jobs if j.id not in placed]
-        assert tenant_is_full(waiting, higher) or all(
-            unable(waiting, w, higher) or is_kept(waiting, w, left) for w in workers
-        )
+        assert tenant_is_full(waiting, higher) or all(unable(waiting, w, higher) for w in workers)
 
 
 @given(worlds())
@@ -137,8 +127,7 @@ def test_a_job_with_tokens_keeps_its_numerics_if_a_worker_of_it_has_room(
     for index, (mover, w) in enumerate(pairs):
         if mover.num_emitted_tokens and mover.numerics_id and w.numerics_id != mover.numerics_id:
             same = [v for v in workers if v.numerics_id == mover.numerics_id]
-            left = [j for j in jobs if j.id not in {other.id for other, _ in pairs}]
-            assert all(unable(mover, v, pairs[:index]) or is_kept(mover, v, left) for v in same)
+            assert all(unable(mover, v, pairs[:index]) for v in same)
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=40), st.integers(0, 40), st.data())
@@ -166,25 +155,10 @@ def rank(j: QueuedJob) -> tuple[bool, int]:
 def tenant_is_full(j: QueuedJob, pairs: Sequence[tuple[QueuedJob, WorkerView]]) -> bool:
     if j.tenant_max_running is None:
         return False
-    given = sum(other.num_sequences for other, _ in pairs if other.tenant == j.tenant)
-    return j.tenant_num_running + given + j.num_sequences > j.tenant_max_running
+    return j.tenant_num_running + sum(other.tenant == j.tenant for other, _ in pairs) >= j.tenant_max_running
 
 
 def unable(j: QueuedJob, w: WorkerView, pairs: Sequence[tuple[QueuedJob, WorkerView]]) -> bool:
     here = [other for other, v in pairs if v.id == w.id]
     has_lossy = any(h.lossy for h in w.held) or any(other.losses > 0 for other in here)
-    is_full = num_held(w) + sum(other.num_sequences for other in here) + j.num_sequences > w.max_jobs
-    is_narrow = 0 < w.max_sequences < j.num_sequences
-    return w.model_digest != j.model_digest or is_full or is_narrow or (j.losses > 0 and has_lossy)
-
-
-def is_kept(j: QueuedJob, w: WorkerView, left: Sequence[QueuedJob]) -> bool:
-    """Another job of several sequences, which is not of a lower class, may be waiting for the worker's places."""
-    return any(
-        other.id != j.id and other.num_sequences > 1 and w.model_digest == other.model_digest and rank(other) <= rank(j)
-        for other in left
-    )
-
-
-def num_held(w: WorkerView) -> int:
-    return sum(held.num_sequences for held in w.held)
+    return w.model_digest != j.model_digest or len(w.held) + len(here) >= w.max_jobs or (j.losses > 0 and has_lossy)

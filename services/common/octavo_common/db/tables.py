@@ -58,8 +58,6 @@ jobs = Table(
     Column("payload", JSONB(none_as_null=True), nullable=False),
     Column("prompt_ids", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
     _count("num_prompt_tokens"),
-    # How often limits and workers count the job: sequences that a worker computes for it at once.
-    Column("num_sequences", Integer, nullable=False, server_default=text("1")),
     Column("prefix_keys", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("emitted_ids", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
     Column("result", JSONB(none_as_null=True)),

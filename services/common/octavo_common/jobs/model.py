@@ -49,8 +49,6 @@ class NewJob:
     prompt_ids: tuple[int, ...]
     prefix_keys: tuple[str, ...] = ()
     kind: str = "generation"
-    # Sequences that a worker computes for it at once.
-    num_sequences: int = 1
     # Empty means the tenant.
     fair_key: str = ""
     cache_salt: str = ""
@@ -85,8 +83,6 @@ class Job:
     payload: Mapping[str, Any]
     prompt_ids: tuple[int, ...]
     num_prompt_tokens: int
-    # Limits and placement count a job as so many: those that a worker computes for it at once.
-    num_sequences: int
     prefix_keys: tuple[str, ...]
     # The output's beginning that any further attempt continues.
     emitted_ids: tuple[int, ...]
@@ -184,16 +180,11 @@ class QueuedJob:
     num_emitted_tokens: int
     # 0 when the payload does not say.
     max_tokens: int
-    # How often limits and workers count it.
-    num_sequences: int
     prefix_keys: tuple[str, ...]
     # Of the request, so that placement shows in its trace; empty if it has none.
     traceparent: str
-    # Seconds since acceptance.
     age_s: float
-    # Seconds since it was queued last: by its acceptance, or when it came back from a worker.
-    wait_s: float
-    # The tenant's limit on sequences of assigned and running jobs (None: none), and how many it has.
+    # The tenant's limit on assigned and running jobs (None: none), and how many it has.
     tenant_max_running: int | None
     tenant_num_running: int
 
@@ -206,7 +197,6 @@ class FleetJob(NamedTuple):
     # 0 when it has made progress since its last loss.
     losses: int
     num_tokens: int
-    num_sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +207,6 @@ class FleetWorker:
     address: str
     draining: bool
     card: ModelCard
-    # Counted in sequences of jobs.
     max_jobs: int
     load: Mapping[str, Any]
     heartbeat_age_s: float
@@ -298,7 +287,7 @@ class NewProcess:
     card: ModelCard | None = None
     # {max_jobs}
     capacity: Mapping[str, Any] = field(default_factory=lambda: {})
-    # {num_running, num_waiting, num_waiting_sequences, num_free_blocks, num_total_blocks, prefix_keys}
+    # {num_running, num_waiting, num_free_blocks, num_total_blocks, prefix_keys}
     load: Mapping[str, Any] = field(default_factory=lambda: {})
     draining: bool = False
 
@@ -329,7 +318,6 @@ class ProcessRecord:
 class TenantLimits:
     """How much of the platform a tenant may take; None: no limit."""
 
-    # Sequences of running jobs: one with n answers counts n times.
     max_running: int | None = None
     max_queued: int | None = None
 

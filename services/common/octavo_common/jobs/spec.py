@@ -80,11 +80,6 @@ class GenerationSpec:
         return self.beam_width > 0 or self.best_of > self.n
 
     @property
-    def num_sequences(self) -> int:
-        """Sequences that a worker computes for it at once: its share of limits and of a worker."""
-        return self.beam_width or max(self.n, self.best_of)
-
-    @property
     def restarts(self) -> bool:
         """After the loss of its worker it begins anew from its prompt: what was sent is of several sequences."""
         return self.n > 1 or self.is_ranked
@@ -146,8 +141,6 @@ class ModelCard:
     block_size: int
     num_blocks: int
     vocab_size: int
-    # Most sequences of one job: answers that are generated, or the width of a beam search. 0: it does not say.
-    max_sequences: int = 0
     # What planning needs (plan.shape.ModelShape), as JSON; None where the worker could not say.
     shape: dict[str, Any] | None = None
     # The same request gives the same tokens bit by bit, whatever runs beside it.

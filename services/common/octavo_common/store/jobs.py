@@ -32,17 +32,16 @@ _INSERT = text(
       where w.id = :worker_id and w.role = 'worker' and w.card->>'digest' = :model_digest
         and not w.draining and w.suspected_at is null
         and w.heartbeat_at > now() - make_interval(secs => w.lease_s)
-        and coalesce((w.capacity->>'max_jobs')::int, 1) >= :num_sequences + (
-          select coalesce(sum(h.num_sequences), 0) from jobs h
-          where h.worker_id = w.id and h.state in ('assigned','running'))
+        and coalesce((w.capacity->>'max_jobs')::int, 1) > (
+          select count(*) from jobs h where h.worker_id = w.id and h.state in ('assigned','running'))
         and not exists (select from jobs q where q.state = 'queued' and q.model_digest = :model_digest)
         and not exists (select from tenants t where t.name = :tenant and t.max_running is not null)
     ), j as (
       insert into jobs (id, kind, tenant, fair_key, cache_salt, model, model_digest, priority, payload, prompt_ids,
-                        num_prompt_tokens, num_sequences, prefix_keys, stream_owner, deadline, traceparent,
-                        idempotency_key, request_digest, state, fence, worker_id, assigned_at, lease_until)
+                        num_prompt_tokens, prefix_keys, stream_owner, deadline, traceparent, idempotency_key,
+                        request_digest, state, fence, worker_id, assigned_at, lease_until)
       select :id, :kind, :tenant, :fair_key, :cache_salt, :model, :model_digest, :priority, :payload, :prompt_ids,
-             :num_prompt_tokens, :num_sequences, :prefix_keys, :stream_owner, now() + make_interval(secs => :timeout_s),
+             :num_prompt_tokens, :prefix_keys, :stream_owner, now() + make_interval(secs => :timeout_s),
              :traceparent, :idempotency_key, :request_digest,
              case when able.id is null then 'queued' else 'assigned' end, (able.id is not null)::int, able.id,
              case when able.id is not null then now() end, now() + make_interval(secs => able.lease_s)
@@ -82,7 +81,7 @@ _INSERT = text(
             "request_digest",
         )
     ),
-    *(bindparam(name, type_=Integer()) for name in ("priority", "num_prompt_tokens", "num_sequences")),
+    *(bindparam(name, type_=Integer()) for name in ("priority", "num_prompt_tokens")),
 )
 
 
@@ -190,7 +189,6 @@ class JobStore(Store):
             payload=old.payload,
             prompt_ids=old.prompt_ids,
             prefix_keys=old.prefix_keys,
-            num_sequences=old.num_sequences,
             kind=old.kind,
             fair_key=old.fair_key,
             cache_salt=old.cache_salt,
@@ -235,7 +233,6 @@ def _insert_values(job: NewJob, max_queued: int | None) -> dict[str, object]:
         "payload": dict(job.payload),
         "prompt_ids": list(job.prompt_ids),
         "num_prompt_tokens": len(job.prompt_ids),
-        "num_sequences": job.num_sequences,
         "prefix_keys": list(job.prefix_keys),
         "stream_owner": job.stream_owner,
         "timeout_s": job.timeout_s,

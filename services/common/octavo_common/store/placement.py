@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from octavo_common.jobs.model import Assignment, Due, FleetJob, FleetWorker, QueuedJob
 from octavo_common.jobs.spec import ModelCard
-from octavo_common.jobs.transitions import REQUEUES
 from octavo_common.store.base import translated
 from octavo_common.store.upkeep import DUE_COLUMNS, Upkeep
 
@@ -36,9 +35,9 @@ _TRY_LEAD = text(
 # A page for each model that a live worker serves, without jobs of tenants at their limit: jobs that nobody can run now
 # never hide others that somebody can.
 _QUEUE = text(
-    f"""
+    """
     with running as materialized (
-      select tenant, sum(num_sequences) as num_running from jobs where state in ('assigned','running') group by tenant
+      select tenant, count(*) as num_running from jobs where state in ('assigned','running') group by tenant
     ), served as materialized (
       select distinct card->>'digest' as digest from processes
       where role = 'worker' and not draining and suspected_at is null
@@ -47,18 +46,14 @@ _QUEUE = text(
     select page.* from served cross join lateral (
       select j.id, j.fence, j.tenant, j.fair_key, j.model_digest, j.numerics_id, j.priority, j.fence > 0 as resumed,
         j.losses, j.total_losses, j.num_prompt_tokens, cardinality(j.emitted_ids) as num_emitted_tokens,
-        coalesce((j.payload->>'max_tokens')::int, 0) as max_tokens, j.num_sequences, j.prefix_keys, j.traceparent,
+        coalesce((j.payload->>'max_tokens')::int, 0) as max_tokens, j.prefix_keys, j.traceparent,
         extract(epoch from now() - j.created_at)::float8 as age_s,
-        -- A job that never moved costs no look.
-        extract(epoch from now() - coalesce(case when j.fence > 0 then (
-          select max(e.time) from job_events e where e.job_id = j.id and e.event in {REQUEUES}) end, j.created_at)
-        )::float8 as wait_s,
         t.max_running as tenant_max_running, coalesce(r.num_running, 0) as tenant_num_running, j.created_at
       from jobs j left join tenants t on t.name = j.tenant left join running r on r.tenant = j.tenant
       where j.state = 'queued' and j.model_digest = served.digest
         and (j.not_before is null or j.not_before <= now()) and (j.deadline is null or j.deadline > now())
         and not j.cancel_requested
-        and (t.max_running is null or coalesce(r.num_running, 0) + j.num_sequences <= t.max_running)
+        and (t.max_running is null or coalesce(r.num_running, 0) < t.max_running)
       order by (j.fence > 0) desc, j.priority desc, j.created_at, j.id
       limit :limit
     ) page
@@ -71,7 +66,7 @@ _FLEET = text(
     select w.id, w.address, w.draining, w.card, w.load, coalesce((w.capacity->>'max_jobs')::int, 1) as max_jobs,
       extract(epoch from now() - w.heartbeat_at)::float8 as heartbeat_age_s,
       coalesce((select jsonb_agg(jsonb_build_array(j.id, j.fair_key,
-          case when j.num_tokens > j.loss_tokens then 0 else j.losses end, j.num_tokens, j.num_sequences))
+          case when j.num_tokens > j.loss_tokens then 0 else j.losses end, j.num_tokens))
         from jobs j where j.worker_id = w.id and j.state in ('assigned','running')), '[]') as jobs
     from processes w
     where w.role = 'worker' and w.card is not null and w.suspected_at is null
@@ -88,13 +83,13 @@ _ASSIGN = text(
       select distinct on (job_id) * from unnest(:job_ids, :fences, :worker_ids) with ordinality
         as a(job_id, fence, worker_id, rank) order by job_id, rank
     ), running as (
-      select tenant, sum(num_sequences) as num from jobs
+      select tenant, count(*) as num from jobs
       where state in ('assigned','running') and tenant in (select name from tenants where max_running is not null)
       group by tenant
     ), allowed as (
       select a.job_id, a.fence, w.id as worker_id, w.lease_s,
         t.max_running - coalesce(r.num, 0) as room,
-        sum(j.num_sequences) over (partition by j.tenant order by a.rank) as turn
+        row_number() over (partition by j.tenant order by a.rank) as turn
       from wanted a
         join jobs j on j.id = a.job_id and j.fence = a.fence and j.state = 'queued'
         join processes w on w.id = a.worker_id and not w.draining and w.suspected_at is null
@@ -186,5 +181,5 @@ def _to_queued(row: Row[Any]) -> QueuedJob:
 
 
 def _to_worker(row: Row[Any]) -> FleetWorker:
-    held = tuple(FleetJob(UUID(job_id), *told) for job_id, *told in row.jobs)
+    held = tuple(FleetJob(UUID(job_id), fair_key, losses, num) for job_id, fair_key, losses, num in row.jobs)
     return FleetWorker(**{**row._mapping, "card": ModelCard.from_json(row.card), "jobs": held})

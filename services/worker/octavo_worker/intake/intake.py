@@ -102,11 +102,6 @@ class Intake:
         """Jobs that the worker answers for."""
         return len(self._attempts)
 
-    @property
-    def num_sequences(self) -> int:
-        """What these are in sequences, which is what its capacity is counted in."""
-        return sum(attempt.job.num_sequences for attempt in self._attempts.values())
-
     # --- what the heartbeat asks
 
     def held(self) -> list[Held]:
@@ -117,11 +112,10 @@ class Intake:
         """Figures for placement. A cached block counts as free: whoever needs it gets it."""
         stats = self._meters.stats
         # Jobs, as the engine's waiting ones are; its running ones are rows, several of which may be one job's.
-        unbegun = [a.job.num_sequences for a in self._attempts.values() if a.first_step_s is None and not a.ending]
+        num_unbegun = sum(attempt.first_step_s is None and not attempt.ending for attempt in self._attempts.values())
         return {
             "num_running": stats.num_running,
-            "num_waiting": max(stats.num_waiting, len(unbegun)),
-            "num_waiting_sequences": max(stats.num_waiting, sum(unbegun)),
+            "num_waiting": max(stats.num_waiting, num_unbegun),
             "num_free_blocks": stats.num_free_blocks + stats.num_cached_blocks,
             "num_total_blocks": self._card.num_blocks,
             "prefix_keys": self._recent.keys(),
@@ -143,16 +137,11 @@ class Intake:
 
     async def claim(self) -> int:
         """Take what was assigned; what does not fit, or comes while draining, is given back. Returns how many came."""
-        room = 0 if self._draining else self._max_jobs - self.num_sequences
-        claimed = await self._store.claim(self._worker_id, max(0, room) + NUM_BEYOND, held=list(self._attempts))
-        left: list[Claimed] = []
-        for item in claimed:
-            if item.job.num_sequences <= room:
-                room -= item.job.num_sequences
-                self._start(item)
-            else:
-                left.append(item)
-        for item in left:
+        room = 0 if self._draining else max(0, self._max_jobs - len(self._attempts))
+        claimed = await self._store.claim(self._worker_id, room + NUM_BEYOND, held=list(self._attempts))
+        for item in claimed[:room]:
+            self._start(item)
+        for item in claimed[room:]:
             log.info("job.not_taken", job_id=str(item.job.id), draining=self._draining)
             with suppress(OctavoError):  # the lease brings it back
                 await self._store.release(item.job.id, item.job.fence, None)

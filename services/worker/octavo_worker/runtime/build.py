@@ -218,7 +218,6 @@ def _card(config: EngineConfig, loaded: LoadedModel, computing: Computing, limit
         block_size=BLOCK_SIZE,
         num_blocks=computing.num_blocks,
         vocab_size=model.vocab_size,
-        max_sequences=limits.max_sequences,
         shape=planned_shape(config.model_path, loaded.name),
         exact=computing.exact,
     )
