@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -39,6 +38,7 @@ from octavo_gateway.openai.app import make_app
 from octavo_gateway.prompts import Prompts
 from octavo_gateway.requests import RequestLimits
 from octavo_gateway.service import FleetServicer, GenerationServicer, JobServicer, ModelServicer
+from octavo_gateway.serving import Service
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.streams import StreamHub
 from octavo_gateway.watching import Watches
@@ -46,10 +46,6 @@ from octavo_gateway.workers import WorkerPool
 
 # Submissions, row reads, heartbeat and listings at once.
 POOL_SIZE = 12
-# Left of drain_s for telling the readers whose streams are handed over.
-HAND_OVER_S = 1.0
-# For the last writes, if the database answers at all.
-STOP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +72,12 @@ def build(
     """Put a gateway together. Starts and opens nothing."""
     observer = Observer(tracer=telemetry.tracer, instruments=telemetry.instruments, clock=clock)
     calls = TraceObserver(telemetry.tracer, telemetry.instruments, clock)
-    token = settings.require_internal_token()
-    workers = WorkerPool(
-        lambda address: internal_channel(
-            address, token, observer=calls, max_message_bytes=settings.max_message_bytes, clock=clock
-        )
-    )
+    workers = _workers(settings, calls, clock)
     processes, streams, job_store = ProcessStore(database), StreamStore(database), JobStore(database)
     catalogue = Catalogue(processes, clock, remember_s=settings.remember_models_s)
     prompts = Prompts(ArtifactStore(database))
     keys = KeyRing(KeyStore(database), clock)
-    dsn = settings.require_database_url()
-    watches = Watches(read=streams.rows, listen=lambda: Listener(dsn, [JOBS_CHANNEL], clock), clock=clock)
-    jobs = Jobs(job_store, watches, clock)
+    jobs = _jobs(settings, job_store, streams, clock)
     direct = Direct(catalogue, workers, enabled=settings.direct)
     hub = StreamHub(
         owner=process_id,
@@ -125,6 +114,21 @@ def build(
         observer=observer,
         direct=direct,
     )
+
+
+def _workers(settings: GatewaySettings, calls: TraceObserver, clock: Clock) -> WorkerPool:
+    token = settings.require_internal_token()
+    return WorkerPool(
+        lambda address: internal_channel(
+            address, token, observer=calls, max_message_bytes=settings.max_message_bytes, clock=clock
+        )
+    )
+
+
+def _jobs(settings: GatewaySettings, store: JobStore, streams: StreamStore, clock: Clock) -> Jobs:
+    dsn = settings.require_database_url()
+    watches = Watches(read=streams.rows, listen=lambda: Listener(dsn, [JOBS_CHANNEL], clock), clock=clock)
+    return Jobs(store, watches, clock)
 
 
 def grpc_server(gateway: Gateway, settings: GatewaySettings, telemetry: setup.Telemetry, clock: Clock) -> RpcServer:
@@ -173,54 +177,28 @@ async def _serve(
             max_body_bytes=settings.max_message_bytes,
         )
     )
-    metrics = MetricsServer(metrics=telemetry.prometheus_text, health=lambda: _health(listener, life))
-    presence = Presence(gateway.processes, _process(gateway, settings), _beat(gateway), clock)
-    tasks: list[asyncio.Task[Any]] = []
-    host = settings.advertise_host or advertised(settings.host)
-
-    async def on_ready(address: str) -> None:
-        metrics_port = await metrics.start(settings.host, settings.metrics_port)
-        http_port = await http.start(settings.host, settings.http_port)
-        await presence.announce(
-            address=address, http_address=f"{host}:{http_port}", metrics_address=f"{host}:{metrics_port}"
-        )
-        for name, work in (
-            ("streams", gateway.hub.run(listener)),
-            ("heartbeat", presence.keep()),
-            ("loop lag", measure_loop_lag(telemetry.instruments, clock)),
-        ):
-            task = asyncio.create_task(work, name=name)
-            life.watch(task, name)
-            tasks.append(task)
-
-    async def on_drain() -> None:
-        gateway.jobs.end_watches()
-        await presence.drain()
-        if not await gateway.hub.wait_idle(max(settings.drain_s - HAND_OVER_S, 0.0)):
-            await gateway.hub.hand_over()
-        await http.stop()
-
-    async def on_stop() -> None:
-        # A second signal may have cut the drain short.
-        await gateway.hub.hand_over()
-        await http.stop()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await metrics.stop()
-        with contextlib.suppress(TimeoutError):  # the database is away: heartbeats grow old instead
-            async with asyncio.timeout(STOP_S):
-                await gateway.hub.close()
-                await presence.leave()
-
+    service = Service(
+        hub=gateway.hub,
+        jobs=gateway.jobs,
+        http=http,
+        metrics=MetricsServer(metrics=telemetry.prometheus_text, health=lambda: _health(listener, life)),
+        presence=Presence(gateway.processes, _process(gateway, settings), _beat(gateway), clock),
+        lifecycle=life,
+        settings=settings,
+        host=settings.advertise_host or advertised(settings.host),
+        work={
+            "streams": lambda: gateway.hub.run(listener),
+            "loop lag": lambda: measure_loop_lag(telemetry.instruments, clock),
+        },
+    )
     return await serve(
         server,
         host=settings.host,
         port=settings.grpc_port,
         advertise_host=settings.advertise_host,
-        on_ready=on_ready,
-        on_drain=on_drain,
-        on_stop=on_stop,
+        on_ready=service.start,
+        on_drain=service.drain,
+        on_stop=service.stop,
         lifecycle=life,
         drain_s=settings.drain_s,
     )
