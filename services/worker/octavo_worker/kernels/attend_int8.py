@@ -20,6 +20,7 @@ from octavo_worker.kernels.amx import (
 )
 from octavo_worker.kernels.kv_int8 import PAGE, split_query
 from octavo_worker.kernels.page_products import make_add_page, make_score_page
+from octavo_worker.kernels.positions import mix_head
 from octavo_worker.kernels.program import FIRST_OWN, FRAME_VALUES
 from octavo_worker.kernels.softmax_bytes import CHUNK, KEYS_A_SUM, PAGES_A_CHUNK, weigh
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, njit
@@ -127,7 +128,7 @@ def _weigh(a, frame, tile, first_page, mine, scores_bytes):  # noqa: ANN001, ANN
 
 @njit(nogil=True, error_model="numpy")
 def _store(a, frame, tile, head, mine, scores_bytes):  # noqa: ANN001, ANN202 - compiled
-    """Put high and low halves together, divide by the sums of the weights and put the results in their places."""
+    """Put high and low halves together, divide by the weights' sums, undo the values' mixing, put results in place."""
     dim, group = a[HEAD_DIM], a[PAIRS_A_TOKEN]
     _, _, _, words, _ = _places(dim, mine, scores_bytes)
     totals = carray(as_pointer(words), (2 * TILE_PAIRS,), np.float32)
@@ -142,6 +143,7 @@ def _store(a, frame, tile, head, mine, scores_bytes):  # noqa: ANN001, ANN202 - 
         for d in range(dim):
             high, low = np.float32(sums[2 * pair * dim + d]), np.float32(sums[(2 * pair + 1) * dim + d])
             to[d] = (high * base + low) * factor
+        mix_head(to, a[OUT] + 4 * at)
 
 
 @njit(nogil=True, error_model="numpy")

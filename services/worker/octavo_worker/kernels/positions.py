@@ -40,7 +40,7 @@ _HALF_ROOT = np.float32(0.5**0.5)
 
 
 @njit(nogil=True, error_model="numpy")
-def _mix_head(head, address):  # noqa: ANN001, ANN202 - compiled; `head` lies at the address
+def mix_head(head, address):  # noqa: ANN001, ANN201 - compiled; `head` lies at the address
     """Multiply by the block Hadamard matrix: 16 by 16 first, then pairs of 16s at growing distances."""
     parts = len(head) // LANES
     for part in range(parts):
@@ -73,11 +73,15 @@ def _turn_row(a, row, rotations):  # noqa: ANN001, ANN202 - compiled
             head[2 * pair + 1] = left * sin + right * cos
         if not a[K_MEAN]:
             continue
-        _mix_head(head, a[X] + 4 * (row * a[STRIDE] + index * dim))
+        mix_head(head, a[X] + 4 * (row * a[STRIDE] + index * dim))
         if index >= a[NUM_Q]:
             mean = carray(as_pointer(a[K_MEAN] + 4 * (index - a[NUM_Q]) * dim), (dim,), np.float32)
             for i in range(dim):
                 head[i] -= mean[i]
+    if a[K_MEAN]:
+        for index in range(a[NUM_Q] + a[NUM_KV], a[NUM_Q] + 2 * a[NUM_KV]):
+            address = a[X] + 4 * (row * a[STRIDE] + index * dim)
+            mix_head(carray(as_pointer(address), (dim,), np.float32), address)
 
 
 @team.compiled
@@ -105,7 +109,7 @@ def place_stage(
     k_norm: int = 0,
     eps: float = 0.0,
 ) -> Stage:
-    """Normalise queries and keys head by head, unless the weights' addresses are 0; rotate and mix them.
+    """Normalise queries and keys head by head, unless the weights' addresses are 0; rotate them; mix all heads.
 
     ``k_mean`` [G, H] is taken from the mixed keys; with the address 0 nothing is mixed.
     """

@@ -118,7 +118,7 @@ class IntegerArithmetic:
     """Everything in integers but norms, angles, gates and softmax."""
 
     attention_name = "int8"
-    numerics = "kv8-p16/groups"
+    numerics = "kv8-mixed-p16/groups"
 
     def __init__(self) -> None:
         self.attention = Int8Attention()
