@@ -1,8 +1,8 @@
 """Causal attention over pages of int8 keys and values, for any mix of decode rows and prompt chunks: one stage a layer.
 
 T fed tokens, N query heads, G key-value heads, H head dim. A task is one tile (16 neighbouring (token, head) pairs of
-one row) for one key-value head, or all. Sums of products are exact; the sum of the weights runs in an order that the keys'
-positions alone give. So a token's result depends on nothing but its own query and the keys that it sees.
+one row) for one key-value head, or all. Sums of products are exact; the sum of the weights runs in an order that the
+keys' positions alone give. So a token's result depends on nothing but its own query and the keys that it sees.
 
 A block of the pool holds, for each layer, the keys of its 16 tokens [G, 16 H bytes], then the values [G, 16 H bytes];
 behind all layers, for each layer, the keys' scales [G, 16] and the values' scales [G, 16], float32.
