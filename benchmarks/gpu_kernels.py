@@ -6,7 +6,7 @@ Each kernel runs on inputs of a model of 8 billion parameters, is compared with 
 (the bytes it must move by the bandwidth, or the products it must make by the speed of a matrix product, both measured
 here in the same run) and against torch, where torch has the same thing. Then a tiny model of random weights must answer
 as on the CPU, and a larger one, random too (1.2 billion parameters) or the checkpoint that is given, is timed in
-bfloat16 while 1, 8 and 32 sequences decode, with recorded steps and without. Takes less than three minutes (a large
+bfloat16 while 1, 8 and 32 sequences decode, with recorded steps and without. Meant for under three minutes (a large
 checkpoint: and as long as its loading). Without a GPU it says so and exits with 2.
 """
 

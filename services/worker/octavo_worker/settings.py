@@ -40,12 +40,13 @@ class WorkerSettings(CommonSettings):
     max_jobs: int = Field(default=128, ge=1)
     # Most tokens of a step; 0 takes 128 for each thread, at most 512: about a quarter of a second. On a GPU 2,048.
     max_batch_tokens: int = Field(default=0, ge=0)
-    # Prompt tokens of a step while anything decodes; requests that lost another worker are not held to it. 0 takes 64,
+    # Prompt tokens of a step while anything decodes; requests that lost another worker are not held to it. 0 takes 32,
     # on a GPU 512.
     max_prompt_tokens_beside_decode: int = Field(default=0, ge=0)
     # What becomes of the keys and values of a sequence that makes room: computed again, or kept in host memory.
     preemption: Literal["recompute", "swap"] = "recompute"
-    # Host memory for them; touched only as it is used. What does not fit is recomputed.
+    # Host memory for them; touched only as it is used, but beside a GPU pinned, all at once. What does not fit is
+    # recomputed.
     swap_bytes: int = Field(default=1 << 30, ge=0)
     # Order of waiting requests: strictly by arrival, or by priority or deadline and evenly between fair keys.
     queue: Literal["fcfs", "priority", "deadline"] = "priority"

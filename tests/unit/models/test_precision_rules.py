@@ -49,6 +49,19 @@ def test_what_a_model_cannot_have_is_refused_with_all_reasons(asked) -> None:
     assert "float32" in refused.value.hint
 
 
+@pytest.mark.parametrize("asked", ["w4a8", "w4a16"])
+def test_a_file_without_4_bits_is_told_what_it_can_have(asked) -> None:
+    with pytest.raises(FailedPrecondition, match="4 bits") as refused:
+        choose_precision(asked, config(), quantization="Q8_0", has_vnni=True)
+    assert refused.value.hint == "use bfloat16 or w8a8, or auto"
+
+
+def test_float16_is_for_gpus() -> None:
+    with pytest.raises(FailedPrecondition, match="float16 is for GPUs") as refused:
+        choose_precision("float16", config(), quantization="", has_vnni=True)
+    assert "OCTAVO_WORKER_DEVICE=cuda" in refused.value.hint
+
+
 def test_bfloat16_asks_for_no_format_and_for_sizes() -> None:
     assert choose_precision("bfloat16", config(), quantization="", has_vnni=True) == "bfloat16"
     with pytest.raises(FailedPrecondition, match="hidden size 48"):

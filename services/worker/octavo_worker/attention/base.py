@@ -95,7 +95,7 @@ class AttentionBackend(Protocol):
 
     @property
     def recordable(self) -> DecodeAttention | None:
-        """What records decode steps; None if they cannot be."""
+        """What it offers for decode steps to be recorded; None if they cannot be."""
         ...
 
     def reasons_against(self, need: AttentionNeed) -> list[str]:

@@ -101,7 +101,10 @@ class TritonAttention:
             reasons.append(f"head dim {need.head_dim} is above {_MAX_HEAD_DIM}")
         if need.num_heads % need.num_kv_heads:
             reasons.append(f"{need.num_heads} query heads do not share {need.num_kv_heads} key-value heads")
-        return reasons + gpu.reasons_against(max(self._format.min_capability, gpu.LEAST_CAPABILITY))
+        needed = self._format.min_capability
+        if needed > gpu.LEAST_CAPABILITY:
+            return reasons + gpu.reasons_against(needed, who=f"keys and values in {self._format.value} need")
+        return reasons + gpu.reasons_against()
 
     def kv_shape(self, spec: KVSpec) -> tuple[int, ...]:
         """Shape of the pool; of bytes, a region a block, for formats with codes of a byte."""

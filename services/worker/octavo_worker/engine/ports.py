@@ -23,8 +23,8 @@ class Executor(Protocol):
 
         All or nothing: a call that raises must have changed nothing but KV slots from the rows' starts on, because the
         engine repeats it with fewer rows to find the one at fault; what the step says beside its rows may be done once
-        for all of its parts. A row that fails by itself is better answered with
-        RowResult.error. A plan may have no rows.
+        for all of its parts. A row that fails by itself is better answered with RowResult.error. A plan may have no
+        rows.
         """
         ...
 

@@ -6,7 +6,8 @@ added by fused multiply-adds from zero, so are its 16 odd ones, and the sum of t
     even = fma(w[0], x[0], 0), fma(w[2], x[2], even), ...    odd = fma(w[1], x[1], 0), ...    result += even + odd
 
 with subnormal numbers taken for zero. Vector instructions do the same on widened values, so the numbers are the same in
-any company and on any processor; `vdpbf16ps`, which adds pairs one after the other, would give others.
+any company and on any x86-64 processor; `vdpbf16ps`, which adds pairs one after the other, would give others. On other
+processors subnormals stay what they are: `flush_subnormals` knows no way there.
 
 Weights lie in tiles of 16 outputs, group after group: row k of a group holds inputs 2k and 2k + 1 for each of the 16
 outputs, 64 bytes.

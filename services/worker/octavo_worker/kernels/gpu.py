@@ -21,8 +21,8 @@ def missing() -> str:
     return ""
 
 
-def reasons_against(capability: tuple[int, int] = LEAST_CAPABILITY) -> list[str]:
-    """Why kernels that need this compute capability cannot run here; empty when they can."""
+def reasons_against(capability: tuple[int, int] = LEAST_CAPABILITY, *, who: str = "the kernels need") -> list[str]:
+    """Why kernels that need this compute capability cannot run here; empty when they can. ``who`` needs it."""
     reasons = [reason] if (reason := missing()) else []
     if not reasons and is_interpreted():
         return []
@@ -31,7 +31,8 @@ def reasons_against(capability: tuple[int, int] = LEAST_CAPABILITY) -> list[str]
         return [*reasons, f"no GPU: {build}"]
     found = torch.cuda.get_device_capability()
     if found < capability:
-        reasons.append(f"compute capability {capability} is needed, the GPU has {found}")
+        needed, has = (".".join(map(str, numbers)) for numbers in (capability, found))
+        reasons.append(f"{who} compute capability {needed}, the GPU has {has}")
     return reasons
 
 

@@ -18,7 +18,7 @@ def choose_gpu_precision(asked: str, *, others: tuple[str, ...]) -> str:
         return GPU_PRECISIONS[0]
     if asked in GPU_PRECISIONS:
         return asked
-    hint = f"on a GPU: {', '.join((AUTO, *GPU_PRECISIONS))}"
+    hint = f"on a GPU: {', '.join((AUTO, *GPU_PRECISIONS))}; on a processor: set OCTAVO_WORKER_DEVICE=cpu"
     if asked in others:
         raise FailedPrecondition(f"the precision {asked} is for processors, not for GPUs", hint=hint)
     raise InvalidArgument(f"the precision {asked!r} is not supported", hint=hint)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from octavo_common.errors import FailedPrecondition, InvalidArgument
 from octavo_worker.models.base import ModelConfig
+from octavo_worker.models.gpu_precision import GPU_PRECISIONS
 from octavo_worker.models.packed_weights import reasons_against
 
 AUTO = "auto"
@@ -21,18 +22,24 @@ def choose_precision(asked: str, config: ModelConfig, *, quantization: str, has_
 
     auto takes 8-bit weights on processors that multiply bytes, float32 elsewhere. 4-bit weights are for those who ask:
     they are quicker for one request, and slower for prompts and many. Raises InvalidArgument for a name that we do not
-    know, FailedPrecondition for what the model cannot have.
+    know, FailedPrecondition for what the model, or a processor, cannot have.
     """
+    if asked in GPU_PRECISIONS and asked not in PRECISIONS:
+        raise FailedPrecondition(
+            f"the precision {asked} is for GPUs, not for processors",
+            hint=f"on a processor: {', '.join((AUTO, *PRECISIONS))}; on a GPU: set OCTAVO_WORKER_DEVICE=cuda",
+        )
     if asked not in (AUTO, *PRECISIONS):
         known = ", ".join((AUTO, *PRECISIONS))
         raise InvalidArgument(f"the precision {asked!r} is not supported", hint=f"supported: {known}")
     reasons = reasons_against(config)
     if asked == AUTO:
         return FLOAT32 if reasons or not has_vnni else W8A8
+    left = FLOAT32 if reasons else f"{BFLOAT16} or {W8A8}"
     if asked in (W4A8, W4A16) and quantization not in _FOUR_BITS:
         reasons = [*reasons, "its weights are not stored in 4 bits (GGUF's Q4_0 or Q4_1)"]
     if asked != FLOAT32 and reasons:
         raise FailedPrecondition(
-            f"the model cannot be computed in {asked}: {'; '.join(reasons)}", hint=f"use {FLOAT32}, or {AUTO}"
+            f"the model cannot be computed in {asked}: {'; '.join(reasons)}", hint=f"use {left}, or {AUTO}"
         )
     return asked

@@ -14,7 +14,7 @@ AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 DEVICES = (AUTO, CPU, CUDA)
 
 TOKENS_PER_THREAD, MAX_BATCH_TOKENS = 128, 512
-# Some tens of milliseconds of a model of 8 billion parameters on a GPU of today.
+# A guess, not measured: some tens of milliseconds of a model of 8 billion parameters on a GPU of today.
 GPU_BATCH_TOKENS = 2048
 CPU_PROMPT_TOKENS_BESIDE_DECODE, GPU_PROMPT_TOKENS_BESIDE_DECODE = 32, 512
 CPU_KV_BYTES = 1 << 30
@@ -34,7 +34,9 @@ def choose_device(asked: str) -> str:
     reasons = gpu.reasons_against()
     if asked == CUDA:
         if reasons:
-            raise FailedPrecondition(f"no model can be computed on a GPU here: {'; '.join(reasons)}", hint="use cpu")
+            raise FailedPrecondition(
+                f"no model can be computed on a GPU here: {'; '.join(reasons)}", hint="set OCTAVO_WORKER_DEVICE=cpu"
+            )
         return CUDA
     # Whoever wants Triton's interpreter says cuda.
     if torch.cuda.is_available() and not reasons:

@@ -41,9 +41,10 @@ class TorchExecutor:
     def run(self, plan: BatchPlan) -> StepResult:
         """One result a row. Raises only before anything but slots from the rows' starts on was changed."""
         if plan.step != self._last_step:
-            # Once, also for a step that is repeated in parts: an origin may be gone then.
-            self._last_step = plan.step
+            # Once, also for a step that is repeated in parts: an origin may be gone then. Not if it fails: whatever
+            # went on without its forks would be wrong.
             self._inputs.renew(plan.forks, plan.gone)
+            self._last_step = plan.step
         self._kv.begin(plan.step, plan.kv)
         results: dict[SeqId, RowResult] = {row.id: _NOTHING for row in plan.rows}
         if not plan.rows:
