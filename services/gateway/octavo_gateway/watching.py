@@ -7,7 +7,6 @@ What nobody is told of is left to the watcher's own polling.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
@@ -58,7 +57,7 @@ class Watches:
         """An event that is set whenever the job should be read again. Clear it before each reading."""
         changed = asyncio.Event()
         self._watchers.setdefault(job_id, set()).add(changed)
-        if self._task is None:
+        if self._task is None or self._task.done():
             # Its own context: what the first watcher's call knows ends before it does.
             self._task = asyncio.get_running_loop().create_task(self._run(), context=Context(), name="watches")
         try:
@@ -70,8 +69,8 @@ class Watches:
             if not self._watchers and self._task is not None:
                 task, self._task = self._task, None
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait((task,))
+                # Raises nothing of the task's: only this watcher's own cancellation.
+                await asyncio.wait((task,))
 
     def wake(self) -> None:
         """Have all watchers look."""
@@ -80,6 +79,12 @@ class Watches:
                 changed.set()
 
     async def _run(self) -> None:
+        try:
+            await self._tell()
+        except Exception:  # the top of a task: the next watcher starts it anew, and those that are here poll
+            log.exception("watches.failed")
+
+    async def _tell(self) -> None:
         known: dict[UUID, tuple[object, ...]] = {}
         async with self._listen() as listener:
             while True:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from fakes.gateway_world import World
+from sqlalchemy import text
 
 from octavo_common import store
 from octavo_common.errors import Unavailable
@@ -42,6 +43,21 @@ def watched(world: World) -> tuple[Jobs, Watches]:
     return Jobs(world.jobs, watches, clock), watches
 
 
+async def num_listening(world: World) -> int:
+    """Connections that listen for all jobs: no gateway of these tests has one but for its watches."""
+    found = text("select count(*) from pg_stat_activity where datname = current_database() and query = :query")
+    async with world.database.engine.connect() as connection:
+        return (await connection.execute(found, {"query": f'listen "{JOBS_CHANNEL}"'})).scalar_one()
+
+
+async def nobody_listens(world: World) -> bool:
+    """Whether the last of them goes within seconds: the server ends a session after its client has left."""
+    async with asyncio.timeout(5):
+        while await num_listening(world):
+            await asyncio.sleep(0.02)
+    return True
+
+
 async def last_state(jobs: Jobs, job_id: str) -> str:
     async with asyncio.timeout(10):
         return [job.state.value async for job in jobs.watch(ADMIN, job_id)][-1]
@@ -54,8 +70,9 @@ async def test_ends_are_seen_without_waiting_for_a_poll(world: World):
     ids = [(await client.submit()).job_id for _ in range(4)]
     # Two look at the same one.
     watching = [asyncio.ensure_future(last_state(jobs, job_id)) for job_id in [*ids, ids[0]]]
-    while watches.num_watched < len(ids):
+    while watches.num_watched < len(ids) or not await num_listening(world):
         await asyncio.sleep(0.01)
+    assert await num_listening(world) == 1
     for job_id in ids[:-1]:
         taken = await world.job(job_id)
         await worker.take(taken.id)
@@ -63,7 +80,7 @@ async def test_ends_are_seen_without_waiting_for_a_poll(world: World):
     await world.jobs.cancel((await world.job(ids[-1])).id, tenant=None)
     found = await asyncio.gather(*watching)
     assert found == ["succeeded", "succeeded", "succeeded", "cancelled", "succeeded"]
-    assert watches.num_watched == 0 and watches._task is None
+    assert watches.num_watched == 0 and await nobody_listens(world)
 
 
 async def test_a_gateway_that_drains_ends_its_watches_at_once(world: World):
@@ -81,12 +98,14 @@ async def test_a_gateway_that_drains_ends_its_watches_at_once(world: World):
 async def test_watches_hold_no_connection_while_nobody_watches(world: World):
     client = world.client(await world.gateway())
     await world.worker()
-    jobs, watches = watched(world)
+    jobs, _ = watched(world)
     job_id = (await client.submit()).job_id
     for _ in range(3):
         watching = asyncio.ensure_future(last_state(jobs, job_id))
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            while not await num_listening(world):
+                await asyncio.sleep(0.02)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        assert watches._task is None
+        assert await nobody_listens(world)
     assert [task for task in asyncio.all_tasks() if task.get_name() == "watches"] == []
