@@ -149,6 +149,26 @@ def test_forms_of_structured_output_that_are_not_there_are_refused_by_name(field
     assert caught.value.param == param
 
 
+REFUSED_OR_SAID = [
+    ({}, "structured_outputs"),
+    ({"response_format": {"type": "text"}}, "structured_outputs"),
+    ({"response_format": {"type": "grammar"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.json_object"),
+    ({"structured_outputs": {"json": "{"}, "guided_regex": "a"}, "guided_regex"),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), REFUSED_OR_SAID)
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+def test_a_body_tells_its_names_also_where_it_is_refused(parse, fields, name):
+    body, _ = parse({"prompt": "a", **fields} if parse is parse_completion else {"messages": MESSAGES, **fields})
+    assert body.names["structured_output"] == name
+
+
 @pytest.mark.parametrize(
     ("spacing", "options"),
     [

@@ -14,8 +14,8 @@ from octavo_gateway.openai.parts import Body, Flag
 _IGNORED = frozenset({"_backend", "_backend_was_auto", "disable_fallback"})
 # Our names of what can be asked for.
 KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "ebnf"}
-# Our name, the field of the body, and what is said of it.
-Given = tuple[str, str, Any]
+# Our name, and what is said of it.
+Given = tuple[str, Any]
 
 
 class SchemaFormat(Body):
@@ -37,12 +37,19 @@ class ResponseFormat(Body):
     type: str
     json_schema: SchemaFormat | None = None
 
+    @property
+    def fields(self) -> list[str]:
+        """The fields that say what is asked for, also where that is refused."""
+        if self.type == "text":
+            return []
+        return ["response_format.json_schema.schema" if self.type == "json_schema" else "response_format"]
+
     def given(self) -> list[Given]:
         """The kind and what is said of it. Raises BadRequest."""
         if self.type == "text":
             return []
         if self.type == "json_object":
-            return [("json_object", "response_format", True)]
+            return [("json_object", True)]
         if self.type != "json_schema":
             raise BadRequest(
                 f"response_format: the type {self.type[:64]!r} is not supported",
@@ -54,7 +61,7 @@ class ResponseFormat(Body):
         if schema is None:
             param = "response_format.json_schema" + ("" if self.json_schema is None else ".schema")
             raise BadRequest(f"{param} is missing", code="INVALID_ARGUMENT", param=param)
-        return [("json_schema", "response_format.json_schema.schema", schema)]
+        return [("json_schema", schema)]
 
 
 class StructuredOutputs(Body):
@@ -69,6 +76,12 @@ class StructuredOutputs(Body):
     disable_any_whitespace: Flag = False
     whitespace_pattern: str | None = None
 
+    @property
+    def fields(self) -> list[str]:
+        """The fields that say what is asked for, in the order of `given`."""
+        asked = [*self._values(), *(("json_object",) if self.json_object else ())]
+        return [f"structured_outputs.{name}" for name in asked]
+
     def given(self) -> list[Given]:
         """The kind and what is said of it. Raises BadRequest for a field that there is not, or if nothing is asked."""
         for name, value in (self.model_extra or {}).items():
@@ -79,23 +92,21 @@ class StructuredOutputs(Body):
                     param=f"structured_outputs.{name[:64]}",
                 )
         spacing = self._spacing()
-        values = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        given = [
-            (KINDS[name], f"structured_outputs.{name}", value) for name, value in values.items() if value is not None
-        ]
+        given: list[Given] = [(KINDS[name], value) for name, value in self._values().items()]
         if self.json_object:
-            schema: Any = {"type": "object"} if spacing else True
-            given.append(("json_schema" if spacing else "json_object", "structured_outputs.json_object", schema))
+            given.append(("json_schema", {"type": "object"}) if spacing else ("json_object", True))
         if not given:
             raise BadRequest(
                 "structured_outputs asks for nothing",
                 code="INVALID_ARGUMENT",
                 param="structured_outputs",
-                hint=f"give one of {', '.join(values)}, json_object, or leave it out",
+                hint=f"give one of {', '.join(KINDS)}, json_object, or leave it out",
             )
-        return [
-            (kind, name, _spaced(value, spacing) if kind == "json_schema" else value) for kind, name, value in given
-        ]
+        return [(kind, _spaced(value, spacing) if kind == "json_schema" else value) for kind, value in given]
+
+    def _values(self) -> dict[str, Any]:
+        values = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        return {name: value for name, value in values.items() if value is not None}
 
     def _spacing(self) -> dict[str, Any]:
         if self.whitespace_pattern is not None:

@@ -67,11 +67,11 @@ class GenerationBody(Body):
 
     @property
     def names(self) -> dict[str, str]:
-        """What stands in the body, by the name that the gateway's checks have for it."""
+        """What stands in the body, by the name that the gateway's checks have for it. Raises nothing."""
         return {
             "include_stop": "include_stop_str_in_output",
             "beam_width": "n" if self.best_of is None else "best_of",
-            "structured_output": self._structured_names()[-1],
+            "structured_output": self._structured_name(),
             "timeout": "timeout_s",
             "idempotency_key": "Idempotency-Key",
         }
@@ -101,7 +101,7 @@ class GenerationBody(Body):
             "prompt_logprobs": self.prompt_logprobs,
             "logprobs_mode": self.logprobs_mode or "raw",
             **self._answers(),
-            "structured": self._structured(),
+            "structured": self._given(),
             "priority": self.priority or 0,
             "timeout_s": self.timeout_s,
             "on_disconnect": OnDisconnect(self.on_disconnect or "cancel"),
@@ -129,23 +129,28 @@ class GenerationBody(Body):
             ),
         }
 
-    def _structured(self) -> list[tuple[str, Any]]:
-        return [(kind, value) for kind, _, value in self._given()]
-
-    def _structured_names(self) -> list[str]:
-        return [name for _, name, _ in self._given()] or ["structured_outputs"]
+    def _structured_name(self) -> str:
+        """The last of the fields that say what the answer must follow."""
+        fields = self.response_format.fields if self.response_format is not None else []
+        fields += self.structured_outputs.fields if self.structured_outputs is not None else []
+        fields += [f"guided_{name}" for name in self._older()]
+        return fields[-1] if fields else "structured_outputs"
 
     def _given(self) -> list[Given]:
-        """Kinds, the fields that say them, and what they say."""
+        """Kinds, and what is said of them. Raises BadRequest."""
         given = self.response_format.given() if self.response_format is not None else []
         given += self.structured_outputs.given() if self.structured_outputs is not None else []
+        return given + [(KINDS[name], value) for name, value in self._older().items()]
+
+    def _older(self) -> dict[str, Any]:
+        """What stands in vLLM's older fields."""
         older = {
             "json": self.guided_json,
             "regex": self.guided_regex,
             "choice": self.guided_choice,
             "grammar": self.guided_grammar,
         }
-        return given + [(KINDS[n], f"guided_{n}", value) for n, value in older.items() if value is not None]
+        return {name: value for name, value in older.items() if value is not None}
 
     @property
     def num_logprobs(self) -> int | None:
