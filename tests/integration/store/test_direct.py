@@ -157,7 +157,10 @@ async def test_direct_jobs_that_come_at_once_may_pass_the_capacity_and_are_given
     assert all(row.total_losses == 0 for row in rows)
 
 
-async def test_a_claim_that_a_crash_of_the_database_has_lost_is_made_again_under_the_same_fence(world: World) -> None:
+@pytest.mark.parametrize("ends_first", [False, True])
+async def test_a_claim_that_a_crash_of_the_database_has_lost_is_made_again_under_the_same_fence(
+    world: World, ends_first: bool
+) -> None:
     worker = await world.worker()
     job = await submit(world, worker)
     (first,) = await world.work.claim(worker, 10, held=[])
@@ -165,9 +168,12 @@ async def test_a_claim_that_a_crash_of_the_database_has_lost_is_made_again_under
     await world.sql("update jobs set state = 'assigned', started_at = null where id = :id", id=job.id)
     renewed = await world.processes.heartbeat(worker, held=[Held(job.id, 1, 3)])
     assert not renewed.lost
-    (again,) = await world.work.claim(worker, 10, held=[job.id])
-    assert (again.job.id, again.job.fence) == (first.job.id, first.job.fence)
+    if not ends_first:
+        (again,) = await world.work.claim(worker, 10, held=[job.id])
+        assert (again.job.id, again.job.fence) == (first.job.id, first.job.fence)
     assert await world.work.finish(job.id, 1, result=result(1))
+    assert not await world.work.claim(worker, 10, held=[])
+    assert (await world.jobs.get(job.id, tenant=None)).state is JobState.SUCCEEDED
 
 
 async def test_an_assignment_in_the_queue_is_flushed_by_its_claim_and_a_direct_one_needs_no_flush(

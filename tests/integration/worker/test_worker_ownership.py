@@ -223,8 +223,9 @@ async def test_connections_that_the_database_cuts_cost_no_job(make):
             assert list(GenerationResult.from_json(dict(row.result)).token_ids) == worker.expected((n, 5, 6), 30)
 
 
-async def test_a_claim_that_the_database_has_forgotten_is_made_again_while_the_tokens_go_on(make):
-    async with make() as worker:
+@pytest.mark.parametrize("max_jobs", [16, 1])
+async def test_a_claim_that_the_database_has_forgotten_is_made_again_while_the_tokens_go_on(make, max_jobs):
+    async with make(changes={"max_jobs": max_jobs}) as worker:
         worker.executor.step_s = SLOW_S
         job = await worker.start(PROMPT, 40)
         call = worker.stream(job)

@@ -124,9 +124,12 @@ def renew(core: Core, *, fence: int, worker: UUID, num_tokens: int) -> Change | 
 def finish(
     core: Core, *, fence: int, state: JobState, num_tokens: int = 0, failure: JobFailure | None = None
 ) -> Change | None:
-    """Running -> succeeded, failed or cancelled, by the worker under its fence."""
+    """Held -> succeeded, failed or cancelled, by the worker under its fence.
+
+    It has claimed the job, or it would not know the fence; where the job is assigned, a crash has lost the claim.
+    """
     assert state.ended
-    if core.state is not JobState.RUNNING or core.fence != fence:
+    if core.state not in HELD or core.fence != fence:
         return None
     after = replace(core, state=state, num_tokens=max(core.num_tokens, num_tokens))
     return Change(before=core, after=after, event=state.value, process_id=core.worker_id, failure=failure)

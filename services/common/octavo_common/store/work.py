@@ -56,12 +56,13 @@ _CLAIM = text(
     """
 ).bindparams(bindparam("worker_id", type_=Uuid()), bindparam("held", type_=ARRAY(Uuid())))
 
+# Only a claim tells a fence, so whoever knows it has claimed the job; an assigned one's claim was lost by a crash.
 _FINISH = text(
     f"""
     with j as (
       update jobs set state = :state, result = :result, error = :error, ended_at = now(), lease_until = null,
         num_tokens = greatest(num_tokens, :num_tokens)
-      where id = :id and fence = :fence and state = 'running'
+      where id = :id and fence = :fence and state in ('assigned', 'running')
       returning id, fence, worker_id, stream_owner
     ), history as (
       insert into job_events (job_id, event, fence, process_id, details)

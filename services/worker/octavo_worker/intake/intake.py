@@ -17,7 +17,7 @@ from opentelemetry.trace import Tracer
 
 from octavo_common.clock import Clock
 from octavo_common.errors import OctavoError
-from octavo_common.jobs.model import Claimed, HeartbeatAnswer, Held
+from octavo_common.jobs.model import Claimed, HeartbeatAnswer, Held, Job
 from octavo_common.jobs.spec import JobFailure, ModelCard
 from octavo_common.jobs.transitions import DEADLINE
 from octavo_common.store import WorkStore
@@ -138,22 +138,27 @@ class Intake:
     async def claim(self) -> int:
         """Take what was assigned; what does not fit, or comes while draining, is given back. Returns how many came."""
         room = 0 if self._draining else max(0, self._max_jobs - len(self._attempts))
-        claimed = await self._store.claim(self._worker_id, room + NUM_BEYOND, held=list(self._attempts))
-        for item in claimed[:room]:
+        # A crash of the database may lose the claims of all that is held: those come once more, and are made again.
+        limit = len(self._attempts) + room + NUM_BEYOND
+        claimed = await self._store.claim(self._worker_id, limit, held=list(self._attempts))
+        new = [item for item in claimed if not self._goes_on(item.job)]
+        for item in new[:room]:
             self._start(item)
-        for item in claimed[room:]:
+        for item in new[room:]:
             log.info("job.not_taken", job_id=str(item.job.id), draining=self._draining)
             with suppress(OctavoError):  # the lease brings it back
                 await self._store.release(item.job.id, item.job.fence, None)
         self._book.expire()
         return len(claimed)
 
+    def _goes_on(self, job: Job) -> bool:
+        """Whether a claim says nothing new: the job runs here under the same fence."""
+        attempt = self._attempts.get(job.id)
+        return attempt is not None and attempt.job.fence == job.fence
+
     def _start(self, claimed: Claimed) -> None:
         job, now = claimed.job, self._clock.monotonic()
         older = self._attempts.get(job.id)
-        if older is not None and older.job.fence == job.fence:
-            # A crash of the database had lost the claim, which is all there is to do again.
-            return
         if older is not None:
             self._drop(older, "came back under a new fence")
         spec, unreadable = readable_spec(job)
