@@ -19,7 +19,8 @@ class SchedulerSettings(CommonSettings):
     port: int = Field(default=0, ge=0, le=65535)
     # Name under which others reach this process; empty: what `host` says.
     advertise_host: str = ""
-    # Notifications are only hints: so often the table is read without one.
+    # Notifications are only hints: so often the table is read without one. With nothing queued, and no lease near its
+    # end, a third of lease_s, if that is longer.
     poll_s: float = Field(default=1.0, gt=0)
     # How often a scheduler that stands by tries to take over.
     standby_poll_s: float = Field(default=0.5, gt=0)

@@ -355,7 +355,7 @@ class Due:
     late: bool
     # Jobs whose lease is over, and whose stream nobody alive owns.
     lost: bool
-    # Until a job that waits becomes late or may be placed again, or a lease is over; None: no open job has such a time.
+    # Until the first lease is over, negative if it is; None: no job has one. Of jobs that wait `queued` tells.
     next_s: float | None
     # Since the database server started, by its own clock.
     server_age_s: float

@@ -32,9 +32,8 @@ DUE_COLUMNS = f"""
     exists (select from jobs where state = 'queued') as queued,
     exists (select from jobs j where {_IS_LATE}) as late,
     exists (select from jobs j where {_IS_LEASE_OVER}) as lost,
-    (select extract(epoch from min(moment) - now())::float8 from (
-       select min(least(j.not_before, j.deadline)) as moment from jobs j where j.state = 'queued'
-       union all select min(j.lease_until) from jobs j where j.state in ('assigned','running')) as open) as next_s,
+    (select extract(epoch from min(j.lease_until) - now())::float8 from jobs j
+       where j.state in ('assigned','running')) as next_s,
     extract(epoch from now() - pg_postmaster_start_time())::float8 as server_age_s
 """
 
