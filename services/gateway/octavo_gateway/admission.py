@@ -22,7 +22,7 @@ from octavo_common.jobs.model import Job, NewJob, OwnedJob, Principal, ProcessRe
 from octavo_common.jobs.spec import GenerationSpec, ModelCard
 from octavo_common.prefix import prefix_keys
 from octavo_common.store import JobStore
-from octavo_gateway.direct import Direct, row_of
+from octavo_gateway.direct import Direct, NoDirect, row_of
 from octavo_gateway.models import Catalogue
 from octavo_gateway.prompts import PreparedPrompt, Prompts
 from octavo_gateway.requests import OnDisconnect, Steering, ValidRequest
@@ -35,7 +35,15 @@ SUBMIT_PAUSES_S = (0.2, 0.5, 1.0, 1.5)
 class Admission:
     """The way into the job table."""
 
-    def __init__(self, *, jobs: JobStore, catalogue: Catalogue, prompts: Prompts, direct: Direct, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        jobs: JobStore,
+        catalogue: Catalogue,
+        prompts: Prompts,
+        direct: Direct | NoDirect,
+        clock: Clock,
+    ) -> None:
         self._jobs = jobs
         self._clock = clock
         self._catalogue = catalogue

@@ -27,7 +27,7 @@ from octavo_common.telemetry.metrics_http import MetricsServer
 from octavo_common.telemetry.rpc import TraceInterceptor, TraceObserver
 from octavo_gateway.admission import Admission
 from octavo_gateway.auth import AuthInterceptor, KeyRing
-from octavo_gateway.direct import Direct
+from octavo_gateway.direct import Direct, NoDirect
 from octavo_gateway.generations import Generations
 from octavo_gateway.http import HttpServer
 from octavo_gateway.jobs import Jobs
@@ -63,7 +63,7 @@ class Gateway:
     keys: KeyRing
     limits: RequestLimits
     observer: Observer
-    direct: Direct
+    direct: Direct | NoDirect
 
 
 def build(
@@ -78,7 +78,7 @@ def build(
     prompts = Prompts(ArtifactStore(database))
     keys = KeyRing(KeyStore(database), clock)
     jobs = _jobs(settings, job_store, streams, clock)
-    direct = Direct(catalogue, workers, enabled=settings.direct)
+    direct = Direct(catalogue, workers) if settings.direct else NoDirect()
     hub = StreamHub(
         owner=process_id,
         store=streams,

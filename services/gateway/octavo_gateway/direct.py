@@ -6,6 +6,8 @@ elsewhere. Which of several workers is best, and who goes first when jobs wait, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from octavo_common.jobs.model import Job, JobState, OwnedJob, Principal, ProcessRecord
 from octavo_gateway.models import Catalogue
 from octavo_gateway.workers import WorkerPool
@@ -14,10 +16,9 @@ from octavo_gateway.workers import WorkerPool
 class Direct:
     """Proposes workers to acceptance, and tells streams where their job is."""
 
-    def __init__(self, catalogue: Catalogue, workers: WorkerPool, *, enabled: bool) -> None:
+    def __init__(self, catalogue: Catalogue, workers: WorkerPool) -> None:
         self._catalogue = catalogue
         self._workers = workers
-        self._enabled = enabled
 
     async def worker_for(self, principal: Principal, model_digest: str) -> ProcessRecord | None:
         """The worker that a new job of the model may be given to at once, or None.
@@ -25,28 +26,35 @@ class Direct:
         A connection that stands is a sign of life that is newer than any heartbeat: a worker that has died a moment ago
         would cost the job a loss.
         """
-        if not self._enabled or principal.limits.max_running is not None:
+        if principal.limits.max_running is not None:
             return None
-        serving = [
-            worker
-            for worker in await self._catalogue.workers()
-            if worker.alive and not worker.draining and worker.card is not None and worker.card.digest == model_digest
-        ]
-        if len(serving) != 1 or not self._workers.is_connected(serving[0].address):
-            return None
-        return serving[0]
+        worker = _alone(await self._catalogue.workers()).get(model_digest)
+        return worker if worker is not None and self._workers.is_connected(worker.address) else None
 
     async def connect(self) -> None:
         """Connect to the workers that are alone with their model."""
-        if not self._enabled:
-            return
-        by_digest: dict[str, list[str]] = {}
-        for worker in await self._catalogue.workers():
-            if worker.alive and worker.card is not None:
-                by_digest.setdefault(worker.card.digest, []).append(worker.address)
-        for addresses in by_digest.values():
-            if len(addresses) == 1:
-                self._workers.is_connected(addresses[0])
+        for worker in _alone(await self._catalogue.workers()).values():
+            self._workers.is_connected(worker.address)
+
+
+class NoDirect:
+    """Leaves all jobs to the scheduler."""
+
+    async def worker_for(self, principal: Principal, model_digest: str) -> ProcessRecord | None:
+        """None."""
+        return None
+
+    async def connect(self) -> None:
+        """Nothing to connect to."""
+
+
+def _alone(workers: Iterable[ProcessRecord]) -> dict[str, ProcessRecord]:
+    """The workers that are the only one of their model that takes jobs, by the model's digest."""
+    by_digest: dict[str, list[ProcessRecord]] = {}
+    for worker in workers:
+        if worker.alive and not worker.draining and worker.card is not None:
+            by_digest.setdefault(worker.card.digest, []).append(worker)
+    return {digest: found[0] for digest, found in by_digest.items() if len(found) == 1}
 
 
 def row_of(job: Job, worker: ProcessRecord | None) -> OwnedJob | None:

@@ -1,4 +1,4 @@
-"""Opens a gateway's ports beside gRPC, drains it and stops it. Constructs nothing."""
+"""What runs beside the gRPC server of a gateway, from start to end. Constructs nothing, and knows no calls."""
 
 from __future__ import annotations
 
