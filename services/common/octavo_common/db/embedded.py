@@ -42,7 +42,8 @@ _OPTIONS = {
     "max_wal_size": "256MB",
     "wal_level": "minimal",
     "max_wal_senders": "0",
-    # What waits for the disk does not wait for this; heartbeats do not wait, and would keep the writer awake.
+    # What waits for the disk does not wait for this. Heartbeats, assignments and claims of direct jobs do not wait: a
+    # crash may lose the last seconds of them, and owners do them again.
     "wal_writer_delay": "2s",
     # TCP only: the path of a socket file may be longer than the system allows.
     "unix_socket_directories": "",
