@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from uuid import UUID
 
 import grpc
 import pytest
 import structlog
-from fakes.gateway_world import World, error_of
+from fakes.gateway_world import Stream, World, error_of
+from fakes.scripted_worker import ScriptedWorker
 from sqlalchemy import exc
 
 from octavo_common.errors import Unavailable
@@ -32,15 +34,21 @@ class Faulty:
         monkeypatch.setattr(StreamStore, method, fails)
 
 
-async def test_a_fault_of_ours_while_a_job_is_moved_ends_its_stream_with_a_typed_error_and_a_traceback(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def streaming(world: World) -> tuple[ScriptedWorker, Stream, UUID]:
+    """A stream of which three tokens have come."""
     gateway, worker = await world.gateway(), await world.worker()
     stream = world.client(gateway).generate()
     job_id = await stream.accepted()
     await worker.take(job_id)
     await worker.release_tokens(job_id, 3)
     await stream.tokens(3)
+    return worker, stream, job_id
+
+
+async def test_a_fault_of_ours_while_a_job_is_moved_ends_its_stream_with_a_typed_error_and_a_traceback(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, stream, job_id = await streaming(world)
     faulty = Faulty(monkeypatch, "resume", TypeError("planted"), 1)
     with structlog.testing.capture_logs() as logs:
         await worker.kill()
@@ -57,12 +65,7 @@ async def test_a_fault_of_ours_while_a_job_is_moved_ends_its_stream_with_a_typed
 async def test_a_database_that_is_away_while_a_job_is_moved_is_asked_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway, worker = await world.gateway(), await world.worker()
-    stream = world.client(gateway).generate()
-    job_id = await stream.accepted()
-    await worker.take(job_id)
-    await worker.release_tokens(job_id, 3)
-    await stream.tokens(3)
+    worker, stream, job_id = await streaming(world)
     faulty = Faulty(monkeypatch, "resume", Unavailable("away"), 2)
     await worker.kill()
     other = await world.worker()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
+from stored_blocks import stored
 
 from octavo_worker.kernels import float_matmul
 from octavo_worker.kernels.amx_bf16 import has_amx_bf16
@@ -31,18 +30,6 @@ def rounded(x):
 
 def bits(x):
     return x.view(np.uint32)
-
-
-def stored(form, outputs, inputs, seed=0):
-    """Random blocks as a GGUF file has them, and what the gguf package says that they mean."""
-    kind = GGMLQuantizationType[form.name.upper()]
-    block, size = GGML_QUANT_SIZES[kind]
-    random = np.random.default_rng(seed)
-    raw = random.integers(0, 256, (outputs, inputs // block, size)).astype(np.uint8)
-    halves = (random.standard_normal((outputs, inputs // block, 2)) * 0.05).astype(np.float16).view(np.uint8)
-    num_scales = 4 if form.has_minima else 2
-    raw[:, :, :num_scales] = halves[:, :, :num_scales]
-    return raw, dequantize(raw.reshape(outputs, -1), kind)
 
 
 def kept_rows(num_rows, width):

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from gguf.quants import quantize as gguf_quantize
+from stored_blocks import stored
 
 from octavo_worker.kernels import grouped_matmul, integer
 from octavo_worker.kernels.embedding import TOKENS, embedding_stage
@@ -19,18 +20,6 @@ from octavo_worker.kernels.quantize import gate_quantize_stage, norm_quantize_st
 from octavo_worker.models.packed import pack, quantize, unpack_blocks
 
 SHAPES = [(1, 64, 16), (3, 32, 48), (9, 96, 5), (41, 192, 33), (70, 1536, 17)]
-
-
-def stored(form, outputs, inputs, seed=0):
-    """Random blocks as a GGUF file has them, and what the gguf package says that they mean."""
-    kind = GGMLQuantizationType[form.name.upper()]
-    block, size = GGML_QUANT_SIZES[kind]
-    random = np.random.default_rng(seed)
-    raw = random.integers(0, 256, (outputs, inputs // block, size)).astype(np.uint8)
-    halves = (random.standard_normal((outputs, inputs // block, 2)) * 0.05).astype(np.float16).view(np.uint8)
-    num_scales = 4 if form.has_minima else 2
-    raw[:, :, :num_scales] = halves[:, :, :num_scales]
-    return raw, dequantize(raw.reshape(outputs, -1), kind)
 
 
 def rows(num_rows, width):
