@@ -9,8 +9,8 @@ from typing import TypeVar
 import click
 
 from octavo_cli.context import Context
+from octavo_cli.database import on_database
 from octavo_cli.output import age, say, show_json, show_table
-from octavo_common.db.engine import connect
 from octavo_common.errors import NotFound
 from octavo_common.store.keys import KeyStore
 
@@ -23,14 +23,7 @@ def keys() -> None:
 
 
 def _with_store(context: Context, work: Callable[[KeyStore], Awaitable[T]]) -> T:
-    async def run() -> T:
-        database = connect(context.database_url(), pool_size=1, application_name="octavo keys")
-        try:
-            return await work(KeyStore(database))
-        finally:
-            await database.dispose()
-
-    return asyncio.run(run())
+    return on_database(context, lambda database: work(KeyStore(database)), name="octavo keys")
 
 
 @keys.command()

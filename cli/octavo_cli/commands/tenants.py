@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import click
 
 from octavo_cli.context import Context
+from octavo_cli.database import on_database
 from octavo_cli.output import WrongUse, show_json, show_table
-from octavo_common.db.engine import connect
 from octavo_common.jobs.model import TenantLimits
 from octavo_common.store.keys import TenantStore
 
@@ -29,14 +28,7 @@ def limits() -> None:
 
 
 def _with_store(context: Context, work: Callable[[TenantStore], Awaitable[T]]) -> T:
-    async def run() -> T:
-        database = connect(context.database_url(), pool_size=1, application_name="octavo tenants")
-        try:
-            return await work(TenantStore(database))
-        finally:
-            await database.dispose()
-
-    return asyncio.run(run())
+    return on_database(context, lambda database: work(TenantStore(database)), name="octavo tenants")
 
 
 class Limit(click.ParamType[int | str]):
