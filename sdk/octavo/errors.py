@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
@@ -162,8 +163,8 @@ def from_status(status: str, message: str, metadata: Iterable[Any], *, job_id: s
         elif detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
     if not told:
-        hint = hint or _TRANSPORT_HINTS.get(status, "")
-        message = _transport_message(status, message)
+        message, advice = _transport_words(status, message)
+        hint = hint or advice
     return kind(
         message or status.lower().replace("_", " "),
         code=code,
@@ -192,22 +193,28 @@ def still_waiting(job_id: str, timeout_s: float) -> DeadlineExceededError:
     )
 
 
-def _transport_message(status: str, message: str) -> str:
-    """What the transport says, in words for people."""
+def _transport_words(status: str, message: str) -> tuple[str, str]:
+    """What the transport says, in words for people, and what to do about it."""
     if status == "DEADLINE_EXCEEDED":
-        return "no answer came in time"
-    if status == "UNAVAILABLE":
-        # The innermost of several reasons is the one that helps.
-        reason = message.rsplit(": ", 1)[-1].strip()
-        return f"no gateway can be reached: {reason}" if reason else "no gateway can be reached"
-    return message
+        return "no answer came in time", "try again, or give the client a longer timeout_s"
+    if status == "UNIMPLEMENTED":
+        return message, "is this address an Octavo gateway, and as new as the SDK?"
+    if status != "UNAVAILABLE":
+        return message, ""
+    # The innermost of several reasons is the one that helps.
+    reason = message.rsplit(": ", 1)[-1].strip()
+    if _NOT_CONNECTED.search(message):
+        what, hint = (
+            "no gateway can be reached",
+            "is the platform running at this address? `octavo status` and `octavo up`",
+        )
+    else:
+        what, hint = "the connection to the gateway broke", "try again; does the platform still run? `octavo status`"
+    return f"{what}: {reason}" if reason else what, hint
 
 
-_TRANSPORT_HINTS = {
-    "DEADLINE_EXCEEDED": "try again, or give the client a longer timeout_s",
-    "UNAVAILABLE": "is the platform running at this address? `octavo status` and `octavo up`",
-    "UNIMPLEMENTED": "is this address an Octavo gateway, and as new as the SDK?",
-}
+# As gRPC says that it found no address, or that no address took its connection.
+_NOT_CONNECTED = re.compile("failed to connect|resolving|resolution", re.IGNORECASE)
 
 
 def _details(metadata: Iterable[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -68,21 +68,22 @@ def duration(seconds: Any, param: str) -> Duration:
     """A duration in seconds; raises InvalidArgumentError for what is none."""
     number = check_number(seconds, param)
     if abs(number) > MAX_SECONDS:
-        wrong_value(param, f"at most {MAX_SECONDS} seconds", seconds)
-    nanos = round(number * 1e9)
-    return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
+        raise wrong(param, f"at most {MAX_SECONDS} seconds", seconds)
+    found = Duration()
+    found.FromNanoseconds(round(number * 1e9))
+    return found
 
 
 def check_number(value: Any, param: str) -> float:
     """A finite number; raises InvalidArgumentError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        wrong_value(param, "a number", value)
+        raise wrong(param, "a number", value)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        wrong_value(param, "a finite number", value)
+        raise wrong(param, "a finite number", value)
     return number
 
 
@@ -92,11 +93,6 @@ def wrong(param: str, expected: str, value: Any) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{param} must be {expected}, not {said if len(said) <= 60 else said[:57] + '...'}", param=param
     )
-
-
-def wrong_value(param: str, expected: str, value: Any) -> NoReturn:
-    """Raise it."""
-    raise wrong(param, expected, value)
 
 
 def _expected(field: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from octavo.errors import InvalidArgumentError
-from octavo.fields import build, duration, put, wrong_value
+from octavo.fields import build, duration, put, wrong
 from octavo.sampling import beam_search, choosing, steering, telling
 from octavo.structured import structured_output
 from octavo.v1 import common_pb2, gateway_pb2
@@ -93,7 +93,7 @@ def _put_input(
     elif messages is not None:
         built.chat.SetInParent()
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
-            wrong_value("messages", "a list of messages, each with role and content", messages)
+            raise wrong("messages", "a list of messages, each with role and content", messages)
         for number, message in enumerate(cast(Iterable[Any], messages)):
             built.chat.messages.append(_message(message, f"messages[{number}]"))
     else:
@@ -103,7 +103,7 @@ def _put_input(
 
 def _message(message: Any, param: str) -> gateway_pb2.ChatMessage:
     if not isinstance(message, Mapping):
-        wrong_value(param, "a mapping with role and content", message)
+        raise wrong(param, "a mapping with role and content", message)
     given = cast(Mapping[str, Any], message)
     built = gateway_pb2.ChatMessage()
     for name in ("role", "content"):

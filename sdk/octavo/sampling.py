@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.fields import build, wrong_value
+from octavo.fields import build, wrong
 from octavo.v1 import common_pb2, gateway_pb2
 
 _MODES = {"raw": common_pb2.LOGPROBS_MODE_RAW, "processed": common_pb2.LOGPROBS_MODE_PROCESSED}
@@ -115,5 +115,5 @@ def beam_search(
 
 def _named(values: Mapping[Any, Any], value: Any, param: str) -> Any:
     if not isinstance(value, str | bool) or value not in values:
-        wrong_value(param, f"one of {', '.join(repr(name) for name in values)}", value)
+        raise wrong(param, f"one of {', '.join(repr(name) for name in values)}", value)
     return values[value]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
 import pytest
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
@@ -9,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 import octavo
 from octavo.channel import call_metadata, channel_options, is_loopback, parse_addresses
-from octavo.errors import DETAILS_KEY, from_status
+from octavo.errors import DETAILS_KEY, from_rpc_error, from_status
 from octavo.settings import resolve
 
 
@@ -36,6 +41,54 @@ def test_the_rich_details_become_code_hint_and_time_to_wait() -> None:
 def test_a_status_of_the_transport_is_not_told_by_octavo() -> None:
     error = from_status("UNAVAILABLE", "failed to connect", [])
     assert isinstance(error, octavo.UnavailableError) and not error.told and "octavo up" in error.hint
+
+
+def _heard(address: str, on_token: Callable[[], None] = lambda: None) -> octavo.OctavoError:
+    """The error of a stream whose reader does something after a token."""
+    with (
+        grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        for _ in channel.unary_stream("/x.Y/Stream")(b"", timeout=10):
+            on_token()
+    return from_rpc_error(caught.value)
+
+
+def test_only_where_no_connection_came_about_no_gateway_can_be_reached() -> None:
+    gone = threading.Event()
+
+    def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield b"token"
+        gone.wait(10)
+
+    method = {"Stream": grpc.unary_stream_rpc_method_handler(stream)}
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, handlers=[grpc.method_handlers_generic_handler("x.Y", method)])
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        broke = _heard(address, lambda: server.stop(None).wait())
+        gone.set()
+    assert (broke.status, broke.told) == ("UNAVAILABLE", False)
+    assert broke.message.startswith("the connection to the gateway broke") and "octavo status" in broke.hint
+    refused = _heard(address)
+    assert refused.message.startswith("no gateway can be reached: Connection refused") and "octavo up" in refused.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "begin"),
+    [
+        (
+            "errors resolving nosuch.invalid:5: [lookup failed: Domain name not found]",
+            "no gateway can be reached",
+        ),
+        ("DNS resolution failed for nosuch.invalid:5: C-ares status is not ARES_SUCCESS", "no gateway can be reached"),
+        ("failed to connect to all addresses; last error: UNAVAILABLE: Socket closed", "no gateway can be reached"),
+        ("Stream removed (Socket closed)", "the connection to the gateway broke: Stream removed"),
+        ("", "the connection to the gateway broke"),
+    ],
+)
+def test_what_grpc_says_of_a_connection_is_told_in_our_words(said: str, begin: str) -> None:
+    assert from_status("UNAVAILABLE", said, []).message.startswith(begin)
 
 
 def test_details_that_cannot_be_read_do_not_hide_the_error() -> None:

@@ -76,6 +76,14 @@ def test_a_value_without_a_form_is_refused_by_its_name(name: str) -> None:
         assert name in str(caught.value)
 
 
+@pytest.mark.parametrize("seconds", [0, 1.5, 90, -0.25, -1.5, -2, 1e-9, 315_576_000_000])
+def test_a_time_limit_has_the_form_that_the_protocol_wants(seconds: float) -> None:
+    found = generation("hi", timeout_s=seconds).timeout
+    assert found.ToNanoseconds() == round(seconds * 1e9)
+    # Both have one sign, says duration.proto.
+    assert found.seconds * found.nanos >= 0 and abs(found.nanos) < 10**9
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
