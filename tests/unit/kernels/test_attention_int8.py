@@ -4,75 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attention_pages import LAYER, LAYERS, Pages, attend, chunks_and_company
 
-from octavo_worker.attention.base import AttnBatch
-from octavo_worker.attention.tiles import cut_tiles, visible_lengths
-from octavo_worker.kernels import attend_int8
 from octavo_worker.kernels import attention_int8 as kernel
 from octavo_worker.kernels.amx import has_amx
 from octavo_worker.kernels.positions import ROTATIONS, place_stage
 from octavo_worker.kernels.program import Program
+from octavo_worker.runtime.integer_arithmetic import IntegerArithmetic
 
-LAYERS, LAYER = 3, 1
+ATTENTION = IntegerArithmetic.attention
 SHAPES = [(4, 2, 64), (3, 3, 16), (9, 3, 64), (2, 1, 80), (4, 1, 128)]
 
 
-class Pages:
-    """A pool whose free pages are poison, and tables that jump about in it."""
-
-    def __init__(self, num_kv_heads: int, head_dim: int, num_blocks: int = 40) -> None:
-        self.heads, self.dim = num_kv_heads, head_dim
-        per_layer = kernel.layer_bytes(num_kv_heads, head_dim)
-        self.block_bytes = LAYERS * (per_layer + kernel.layer_scale_bytes(num_kv_heads))
-        self.memory = np.full((num_blocks, self.block_bytes), 255, np.uint8)
-        self.order = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
-
-    def table(self, row: int, num_blocks: int) -> np.ndarray:
-        return self.order[10 * row : 10 * row + num_blocks]
-
-    def content(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of a block, float64 [16, G, H], by the layout that the kernel's page describes."""
-        per_layer = kernel.layer_bytes(self.heads, self.dim)
-        region = self.memory[block]
-        parts = region[LAYER * per_layer : (LAYER + 1) * per_layer].reshape(2, self.heads, -1)
-        keys = parts[0].reshape(self.heads, self.dim // 4, 16, 4).astype(np.float64) - 128
-        keys = keys.transpose(2, 0, 1, 3).reshape(16, self.heads, self.dim)
-        values = parts[1].view(np.int8).reshape(self.heads, 4, self.dim, 4).astype(np.float64)
-        values = values.transpose(1, 3, 0, 2).reshape(16, self.heads, self.dim)
-        at = LAYERS * per_layer + LAYER * kernel.layer_scale_bytes(self.heads)
-        scales = region[at : at + kernel.layer_scale_bytes(self.heads)].view(np.float32).reshape(2, self.heads, 16)
-        return keys * scales[0].T[:, :, None], values * scales[1].T[:, :, None]
-
-
-def attend(pages: Pages, num_heads: int, rows, *, window=None, threads=1, heads=1) -> np.ndarray:
-    """Feed (row, start, qkv [n, N + 2 G, H]) for some rows; returns [T, N, H]."""
-    qkv = np.concatenate([part for _, _, part in rows]).astype(np.float32)
-    num_tokens, width = len(qkv), qkv[0].size
-    out = np.full((num_tokens, num_heads, pages.dim), np.nan, np.float32)
-    stage = kernel.attention_stage(
-        qkv=qkv.ctypes.data, qkv_stride=width, pool=pages.memory.ctypes.data, num_layers=LAYERS, layer=LAYER,
-        num_heads=num_heads, num_kv_heads=pages.heads, head_dim=pages.dim, out=out.ctypes.data,
-        out_stride=num_heads * pages.dim, window=window,
-    )  # fmt: skip
-    program = Program([stage])
-    starts = np.array([start for _, start, _ in rows], np.int32)
-    counts = np.array([len(part) for _, _, part in rows], np.int32)
-    num_blocks = -(-int((starts + counts).max()) // 16)
-    tables = np.stack([pages.table(row, num_blocks) for row, _, _ in rows])
-    positions = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, counts, strict=True)])
-    slots = tables[np.repeat(np.arange(len(rows)), counts), positions // 16].astype(np.int64) * 16 + positions % 16
-    batch = AttnBatch(starts_R=starts, num_tokens_R=counts, tables_RB=tables, slots_T=slots)
-    tiles, limits = cut_tiles(batch, num_heads // pages.heads), visible_lengths(batch)
-    size = heads * attend_int8.scratch_bytes(int(limits.max()), pages.dim)
-    scratch = np.full(threads * size, 255, np.uint8)
-    frame = program.frame
-    frame[attend_int8.TILES], frame[attend_int8.NUM_TILES] = tiles.ctypes.data, len(tiles)
-    frame[attend_int8.TABLES], frame[attend_int8.TABLE_STRIDE] = tables.ctypes.data, num_blocks
-    frame[attend_int8.LIMITS], frame[attend_int8.SLOTS] = limits.ctypes.data, slots.ctypes.data
-    frame[attend_int8.SCRATCH], frame[attend_int8.SCRATCH_BYTES] = scratch.ctypes.data, size
-    frame[attend_int8.HEADS_AT_ONCE] = heads
-    program.run(num_tokens, threads)
-    return out
+def content(pages: Pages, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values of a block, float64 [16, G, H], by the layout that the kernel's page describes."""
+    per_layer = kernel.layer_bytes(pages.heads, pages.dim)
+    region = pages.memory[block]
+    parts = region[LAYER * per_layer : (LAYER + 1) * per_layer].reshape(2, pages.heads, -1)
+    keys = parts[0].reshape(pages.heads, pages.dim // 4, 16, 4).astype(np.float64) - 128
+    keys = keys.transpose(2, 0, 1, 3).reshape(16, pages.heads, pages.dim)
+    values = parts[1].view(np.int8).reshape(pages.heads, 4, pages.dim, 4).astype(np.float64)
+    values = values.transpose(1, 3, 0, 2).reshape(16, pages.heads, pages.dim)
+    at = LAYERS * per_layer + LAYER * kernel.layer_scale_bytes(pages.heads)
+    scales = region[at : at + kernel.layer_scale_bytes(pages.heads)].view(np.float32).reshape(2, pages.heads, 16)
+    return keys * scales[0].T[:, :, None], values * scales[1].T[:, :, None]
 
 
 def mixing(head_dim: int) -> np.ndarray:
@@ -85,7 +40,7 @@ def mixing(head_dim: int) -> np.ndarray:
 
 def expected(pages: Pages, num_heads: int, row: int, query: np.ndarray, position: int, window=None) -> np.ndarray:
     """Float64 attention of one token over what the pool holds."""
-    blocks = [pages.content(int(block)) for block in pages.table(row, position // 16 + 1)]
+    blocks = [content(pages, int(block)) for block in pages.table(row, position // 16 + 1)]
     first = 0 if window is None else max(0, position + 1 - window)
     keys, values = (np.concatenate(part)[first : position + 1] for part in zip(*blocks, strict=True))
     group = num_heads // pages.heads
@@ -100,7 +55,7 @@ def expected(pages: Pages, num_heads: int, row: int, query: np.ndarray, position
 @pytest.mark.parametrize("window", [None, 5, 20])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
 def test_mixed_rows_equal_float64_over_the_pools_own_numbers(num_heads, num_kv_heads, head_dim, window) -> None:
-    random, pages = np.random.default_rng(1), Pages(num_kv_heads, head_dim)
+    random, pages = np.random.default_rng(1), Pages(ATTENTION, num_kv_heads, head_dim)
     width = num_heads + 2 * num_kv_heads
     long, short = random.standard_normal((2, 90, width, head_dim)).astype(np.float32)
     attend(pages, num_heads, [(0, 0, long[:63])])
@@ -116,10 +71,10 @@ def test_mixed_rows_equal_float64_over_the_pools_own_numbers(num_heads, num_kv_h
 
 
 def test_keys_and_values_are_stored_to_half_a_step() -> None:
-    random, pages = np.random.default_rng(2), Pages(2, 64)
+    random, pages = np.random.default_rng(2), Pages(ATTENTION, 2, 64)
     qkv = random.standard_normal((20, 4 + 4, 64)).astype(np.float32)
     attend(pages, 4, [(0, 0, qkv)])
-    blocks = [pages.content(int(block)) for block in pages.table(0, 2)]
+    blocks = [content(pages, int(block)) for block in pages.table(0, 2)]
     for stored, given in zip(zip(*blocks, strict=True), (qkv[:, 4:6], qkv[:, 6:8]), strict=True):
         step = np.abs(given).max(axis=2, keepdims=True) / 127
         assert np.all(np.abs(np.concatenate(stored)[:20] - given) <= 0.501 * step)
@@ -129,15 +84,10 @@ def test_keys_and_values_are_stored_to_half_a_step() -> None:
 def test_a_token_has_the_same_bits_in_any_chunks_and_company(window) -> None:
     random = np.random.default_rng(3)
     qkv = random.standard_normal((70, 9 + 6, 64)).astype(np.float32)
-    whole = attend(Pages(3, 64), 9, [(0, 0, qkv)], window=window)
+    whole = attend(Pages(ATTENTION, 3, 64), 9, [(0, 0, qkv)], window=window)
     for chunk in (1, 3, 16, 17, 64):
-        pages, parts = Pages(3, 64), []
-        for start in range(0, 70, chunk):
-            others = [(1, start, qkv[start : start + chunk] * 2), (2, start, qkv[start : start + 1])]
-            rows = [others[0], (0, start, qkv[start : start + chunk]), others[1]]
-            size = len(qkv[start : start + chunk])
-            parts.append(attend(pages, 9, rows, window=window, threads=2, heads=3)[size : 2 * size])
-        assert np.array_equal(np.concatenate(parts).view(np.uint32), whole.view(np.uint32)), chunk
+        parts = chunks_and_company(ATTENTION, qkv, chunk, window)
+        assert np.array_equal(parts.view(np.uint32), whole.view(np.uint32)), chunk
 
 
 @pytest.mark.skipif(not has_amx(), reason="the processor has no matrix unit for bytes")
@@ -146,16 +96,16 @@ def test_a_token_has_the_same_bits_in_any_chunks_and_company(window) -> None:
 def test_the_matrix_unit_gives_the_bits_of_the_vectors(num_heads, num_kv_heads, head_dim, window, monkeypatch) -> None:
     width = num_heads + 2 * num_kv_heads
     qkv = np.random.default_rng(6).standard_normal((75, width, head_dim)).astype(np.float32)
-    by_tiles = attend(Pages(num_kv_heads, head_dim), num_heads, [(0, 0, qkv)], window=window)
+    by_tiles = attend(Pages(ATTENTION, num_kv_heads, head_dim), num_heads, [(0, 0, qkv)], window=window)
     monkeypatch.setattr(kernel, "has_amx", lambda: False)
-    by_pages = attend(Pages(num_kv_heads, head_dim), num_heads, [(0, 0, qkv)], window=window)
+    by_pages = attend(Pages(ATTENTION, num_kv_heads, head_dim), num_heads, [(0, 0, qkv)], window=window)
     assert np.array_equal(by_tiles.view(np.uint32), by_pages.view(np.uint32))
 
 
 @pytest.mark.parametrize("head_dim", [16, 64])
 def test_the_sum_of_very_many_equal_values_does_not_overflow(head_dim) -> None:
     num_keys = 69_984
-    pages = Pages(1, head_dim, num_blocks=num_keys // 16 + 1)
+    pages = Pages(ATTENTION, 1, head_dim, num_blocks=num_keys // 16 + 1)
     pages.table = lambda row, num_blocks: np.arange(num_blocks, dtype=np.int32)
     qkv = np.zeros((num_keys, 2 + 2, head_dim), np.float32)
     qkv[:, 3] = 1
@@ -169,7 +119,7 @@ def test_the_sum_of_very_many_equal_values_does_not_overflow(head_dim) -> None:
 def test_a_key_that_is_no_number_spoils_only_who_sees_it() -> None:
     qkv = np.random.default_rng(4).standard_normal((20, 2 + 2, 16)).astype(np.float32)
     qkv[10, 2, 3] = np.nan
-    found = attend(Pages(1, 16), 2, [(0, 0, qkv)])
+    found = attend(Pages(ATTENTION, 1, 16), 2, [(0, 0, qkv)])
     assert np.isfinite(found[:10]).all()
     assert np.isnan(found[10:]).all()
 

@@ -1,7 +1,6 @@
 """Attention of one tile of queries over pages of bfloat16: scores, weights, sums of values. See `attention_bf16`.
 
 Two ways, equal bit by bit: page by page for few queries, by vector instructions, and by the matrix unit for up to 16.
-The stage's arguments, and the frame's, are those of `attend_int8`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import numpy as np
 
 from octavo_worker.kernels.amx import TILE_BYTES
 from octavo_worker.kernels.amx_bf16 import make_page_sums, score_tile, start_sums
-from octavo_worker.kernels.attend_int8 import (
+from octavo_worker.kernels.attention_frame import (
     BLOCK_BYTES,
     HEAD_DIM,
     HEADS_AT_ONCE,
@@ -19,23 +18,23 @@ from octavo_worker.kernels.attend_int8 import (
     NUM_KV_HEADS,
     OUT,
     OUT_STRIDE,
+    PAGE,
+    PAGES_AHEAD,
     PAIRS_A_TOKEN,
     POOL,
     QKV,
     QKV_STRIDE,
     SCALE,
     SCRATCH_BYTES,
-    TABLE_STRIDE,
-    TABLES,
     TILE_PAIRS,
     WINDOW,
+    seen_pages,
+    table,
 )
 from octavo_worker.kernels.bfloat16 import round_row
-from octavo_worker.kernels.kv_bf16 import PAGE, copy_values, make_add_page, make_score_page, make_weigh
+from octavo_worker.kernels.kv_bf16 import copy_values, make_add_page, make_score_page, make_weigh
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, njit
 
-# The hardware does not guess the jump from page to page, and memory takes longer than the work on one.
-_PAGES_AHEAD = 3
 _SUMS_BYTES = 4 * TILE_PAIRS
 _weigh_floats, _weigh_shorts = make_weigh(False), make_weigh(True)
 _score_4, _score_3, _score_2, _score_1 = (make_score_page(n) for n in (4, 3, 2, 1))
@@ -66,24 +65,14 @@ def _places(dim, mine, scores_bytes):  # noqa: ANN001, ANN202 - compiled
 @njit(nogil=True, error_model="numpy")
 def _extent(a, frame, tile):  # noqa: ANN001, ANN202 - compiled
     """First page that a tile sees, the page behind its last, keys of the last, and bytes of a query's scores."""
-    limits = carray(as_pointer(frame[LIMITS]), (1 << 40,), np.int32)
-    group, count = a[PAIRS_A_TOKEN], np.int64(tile[3])
-    first_token, last_token = tile[1] + tile[2] // group, tile[1] + (tile[2] + count - 1) // group
-    pages = (np.int64(limits[last_token]) + PAGE - 1) // PAGE
-    first_page = max(0, np.int64(limits[first_token]) - a[WINDOW]) // PAGE
-    in_last = np.int64(limits[last_token]) - (pages - 1) * PAGE
+    first_page, pages, in_last = seen_pages(a, frame, tile)
     return first_page, pages, in_last, 4 * PAGE * (pages - first_page)
 
 
 @njit(nogil=True, error_model="numpy")
-def _table(frame, tile):  # noqa: ANN001, ANN202 - compiled
-    return carray(as_pointer(frame[TABLES] + 4 * tile[0] * frame[TABLE_STRIDE]), (frame[TABLE_STRIDE],), np.int32)
-
-
-@njit(nogil=True, error_model="numpy")
-def _part(a, table, page, part):  # noqa: ANN001, ANN202 - compiled
+def _part(a, blocks, page, part):  # noqa: ANN001, ANN202 - compiled
     """Address of a head's keys in a page of the row (part = head), or of its values (part = heads + head)."""
-    return a[POOL] + np.int64(table[page]) * a[BLOCK_BYTES] + a[KEYS_AT] + part * 2 * PAGE * a[HEAD_DIM]
+    return a[POOL] + np.int64(blocks[page]) * a[BLOCK_BYTES] + a[KEYS_AT] + part * 2 * PAGE * a[HEAD_DIM]
 
 
 @njit(nogil=True, error_model="numpy")
@@ -133,21 +122,21 @@ def attend_by_tiles(a, frame, tile, head, mine):  # noqa: ANN001, ANN201 - compi
     """One head of a tile by the matrix unit, which has its shapes. What stands for missing queries is not read."""
     dim, heads = a[HEAD_DIM], a[NUM_KV_HEADS]
     first_page, pages, in_last, scores_bytes = _extent(a, frame, tile)
-    table = _table(frame, tile)
+    blocks = table(frame, tile)
     _, shorts, scores, _, rest = _places(dim, mine, scores_bytes)
     factor = np.float32(a[SCALE] * 2.0**-32)
     _begin(a, tile, head, mine, scores_bytes)
     for page in range(first_page, pages):
         to = scores + 4 * PAGE * (page - first_page)
-        score_tile(shorts, dim, _part(a, table, page, head), rest, to, scores_bytes, factor)
+        score_tile(shorts, dim, _part(a, blocks, page, head), rest, to, scores_bytes, factor)
     _weigh(a, frame, tile, first_page, mine, scores_bytes, True)
     kept = rest + TILE_BYTES
-    copy_values(_part(a, table, pages - 1, heads + head), dim, in_last, kept)
+    copy_values(_part(a, blocks, pages - 1, heads + head), dim, in_last, kept)
     for d in range(0, dim, 4 * LANES):
         start_sums()
         is_wide = dim - d >= 4 * LANES
         for page in range(first_page, pages):
-            values = (kept if page == pages - 1 else _part(a, table, page, heads + head)) + 4 * d
+            values = (kept if page == pages - 1 else _part(a, blocks, page, heads + head)) + 4 * d
             weights = scores + 2 * PAGE * (page - first_page)
             if is_wide:
                 _tile_add_4(weights, scores_bytes, values, dim)
@@ -215,7 +204,7 @@ def attend_by_pages(a, frame, tile, first_head, num_heads, scratch):  # noqa: AN
     """Some heads of one tile. Page by page for all of them, because what they need of a page lies together."""
     dim, heads, count = a[HEAD_DIM], a[NUM_KV_HEADS], np.int64(tile[3])
     first_page, pages, in_last, scores_bytes = _extent(a, frame, tile)
-    table = _table(frame, tile)
+    blocks = table(frame, tile)
     size = frame[SCRATCH_BYTES] // frame[HEADS_AT_ONCE]
     for index in range(num_heads):
         mine = scratch + size * index
@@ -226,13 +215,13 @@ def attend_by_pages(a, frame, tile, first_head, num_heads, scratch):  # noqa: AN
     for page in range(first_page, pages):
         for index in range(num_heads):
             mine = scratch + size * index
-            if page + _PAGES_AHEAD < pages:
-                ahead = _part(a, table, page + _PAGES_AHEAD, first_head + index)
+            if page + PAGES_AHEAD < pages:
+                ahead = _part(a, blocks, page + PAGES_AHEAD, first_head + index)
             else:
-                following = min(pages - 1, first_page + page + _PAGES_AHEAD - pages)
-                ahead = _part(a, table, following, heads + first_head + index)
+                following = min(pages - 1, first_page + page + PAGES_AHEAD - pages)
+                ahead = _part(a, blocks, following, heads + first_head + index)
             _, _, scores, _, _ = _places(dim, mine, scores_bytes)
-            keys = _part(a, table, page, first_head + index)
+            keys = _part(a, blocks, page, first_head + index)
             _score(a, keys, scores + 4 * PAGE * (page - first_page), count, mine, scores_bytes, ahead)
     for index in range(num_heads):
         _weigh(a, frame, tile, first_page, scratch + size * index, scores_bytes, False)
@@ -240,11 +229,11 @@ def attend_by_pages(a, frame, tile, first_head, num_heads, scratch):  # noqa: AN
         for index in range(num_heads):
             mine = scratch + size * index
             _, _, scores, _, rest = _places(dim, mine, scores_bytes)
-            values = _part(a, table, page, heads + first_head + index)
+            values = _part(a, blocks, page, heads + first_head + index)
             if page == pages - 1:
                 copy_values(values, dim, in_last, rest)
                 values = rest
-            ahead = _part(a, table, min(pages - 1, page + _PAGES_AHEAD), heads + first_head + index)
+            ahead = _part(a, blocks, min(pages - 1, page + PAGES_AHEAD), heads + first_head + index)
             _add(a, values, scores + 4 * PAGE * (page - first_page), count, mine, scores_bytes, ahead)
     for index in range(num_heads):
         _store(a, tile, first_head + index, scratch + size * index, scores_bytes)

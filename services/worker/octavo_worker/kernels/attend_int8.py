@@ -18,26 +18,35 @@ from octavo_worker.kernels.amx import (
     score_tile,
     start_sums,
 )
-from octavo_worker.kernels.kv_int8 import PAGE, split_query
+from octavo_worker.kernels.attention_frame import (
+    BLOCK_BYTES,
+    HEAD_DIM,
+    HEADS_AT_ONCE,
+    KEYS_AT,
+    LIMITS,
+    NUM_KV_HEADS,
+    OUT,
+    OUT_STRIDE,
+    PAGE,
+    PAGES_AHEAD,
+    PAIRS_A_TOKEN,
+    POOL,
+    QKV,
+    QKV_STRIDE,
+    SCALE,
+    SCALES_AT,
+    SCRATCH_BYTES,
+    TILE_PAIRS,
+    WINDOW,
+    seen_pages,
+    table,
+)
+from octavo_worker.kernels.kv_int8 import split_query
 from octavo_worker.kernels.page_products import make_add_page, make_score_page
 from octavo_worker.kernels.positions import mix_head
-from octavo_worker.kernels.program import FIRST_OWN, FRAME_VALUES
 from octavo_worker.kernels.softmax_bytes import CHUNK, KEYS_A_SUM, PAGES_A_CHUNK, weigh
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, njit
 
-# The stage's own arguments.
-(
-    QKV, QKV_STRIDE, POOL, BLOCK_BYTES, KEYS_AT, SCALES_AT, HEAD_DIM, NUM_KV_HEADS, PAIRS_A_TOKEN, OUT, OUT_STRIDE,
-    SCALE, WINDOW,
-) = range(FIRST_OWN, FIRST_OWN + 13)  # fmt: skip
-NUM_ARGUMENTS = FIRST_OWN + 13
-# Of the frame: what a step's plan says, the same for all layers.
-TILES, NUM_TILES, TABLES, TABLE_STRIDE, LIMITS, SLOTS, SCRATCH, SCRATCH_BYTES, HEADS_AT_ONCE = range(2, 11)
-assert HEADS_AT_ONCE < FRAME_VALUES
-# A tile: row of the block tables, first fed token, first pair counted from it, number of pairs.
-TILE_FIELDS, TILE_PAIRS = 4, 16
-# The hardware does not guess the jump from page to page, and memory takes longer than the work on one.
-_PAGES_AHEAD = 3
 # Two words a query.
 _WORDS_BYTES = 8 * TILE_PAIRS
 _DIMS_AT_ONCE = 32
@@ -69,18 +78,9 @@ def _places(dim, mine, scores_bytes):  # noqa: ANN001, ANN202 - compiled
 @njit(nogil=True, error_model="numpy")
 def _extent(a, frame, tile):  # noqa: ANN001, ANN202 - compiled
     """First page that a tile sees, the page behind its last, and bytes of a query's scores."""
-    limits = carray(as_pointer(frame[LIMITS]), (1 << 40,), np.int32)
-    group, count = a[PAIRS_A_TOKEN], np.int64(tile[3])
-    first_token, last_token = tile[1] + tile[2] // group, tile[1] + (tile[2] + count - 1) // group
-    pages = (np.int64(limits[last_token]) + PAGE - 1) // PAGE
-    first_page = max(0, np.int64(limits[first_token]) - a[WINDOW]) // PAGE
+    first_page, pages, _ = seen_pages(a, frame, tile)
     num_chunks = (pages - first_page + PAGES_A_CHUNK - 1) // PAGES_A_CHUNK
     return first_page, pages, 4 * CHUNK * num_chunks
-
-
-@njit(nogil=True, error_model="numpy")
-def _table(frame, tile):  # noqa: ANN001, ANN202 - compiled
-    return carray(as_pointer(frame[TABLES] + 4 * tile[0] * frame[TABLE_STRIDE]), (frame[TABLE_STRIDE],), np.int32)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -151,11 +151,11 @@ def attend_by_tiles(a, frame, tile, head, mine):  # noqa: ANN001, ANN201 - compi
     """One head of a tile by the matrix unit, which has its shapes. What stands for missing queries is not read."""
     dim, heads = a[HEAD_DIM], a[NUM_KV_HEADS]
     first_page, pages, scores_bytes = _extent(a, frame, tile)
-    table = _table(frame, tile)
+    blocks = table(frame, tile)
     queries, scores, scales, words, rest = _places(dim, mine, scores_bytes)
     _begin(a, tile, head, mine, scores_bytes)
     for page in range(first_page, pages):
-        block, at = a[POOL] + np.int64(table[page]) * a[BLOCK_BYTES], 4 * PAGE * (page - first_page)
+        block, at = a[POOL] + np.int64(blocks[page]) * a[BLOCK_BYTES], 4 * PAGE * (page - first_page)
         score_tile(queries, dim, block + a[KEYS_AT] + head * PAGE * dim, rest)
         put_scores(rest, words, block + a[SCALES_AT] + 4 * head * PAGE, scores + at, scores_bytes)
         _keep_scales(a, block, head, scales + at)
@@ -165,7 +165,7 @@ def attend_by_tiles(a, frame, tile, head, mine):  # noqa: ANN001, ANN201 - compi
         start_sums()
         for chunk in range(first_page, pages, PAGES_A_CHUNK):
             for page in range(chunk, min(pages, chunk + PAGES_A_CHUNK)):
-                block = a[POOL] + np.int64(table[page]) * a[BLOCK_BYTES]
+                block = a[POOL] + np.int64(blocks[page]) * a[BLOCK_BYTES]
                 values = block + a[KEYS_AT] + (heads + head) * PAGE * dim
                 gather_values(values + 4 * d, dim, gathered + (page - chunk) * (CHUNK_BYTES // PAGES_A_CHUNK))
             add_chunk(scores + 2 * PAGE * (chunk - first_page), scores_bytes, gathered)
@@ -174,9 +174,9 @@ def attend_by_tiles(a, frame, tile, head, mine):  # noqa: ANN001, ANN201 - compi
 
 
 @njit(nogil=True, error_model="numpy")
-def _part(a, table, page, part):  # noqa: ANN001, ANN202 - compiled
+def _part(a, blocks, page, part):  # noqa: ANN001, ANN202 - compiled
     """Address of a head's keys in a page of the row (part = head), or of its values (part = heads + head)."""
-    return a[POOL] + np.int64(table[page]) * a[BLOCK_BYTES] + a[KEYS_AT] + part * PAGE * a[HEAD_DIM]
+    return a[POOL] + np.int64(blocks[page]) * a[BLOCK_BYTES] + a[KEYS_AT] + part * PAGE * a[HEAD_DIM]
 
 
 @njit(nogil=True, error_model="numpy")
@@ -236,7 +236,7 @@ def attend_by_pages(a, frame, tile, first_head, num_heads, scratch):  # noqa: AN
     """Some heads of one tile. Page by page for all of them, because what they need of a page lies together."""
     dim, heads, count = a[HEAD_DIM], a[NUM_KV_HEADS], np.int64(tile[3])
     first_page, pages, scores_bytes = _extent(a, frame, tile)
-    table = _table(frame, tile)
+    blocks = table(frame, tile)
     size = frame[SCRATCH_BYTES] // frame[HEADS_AT_ONCE]
     for index in range(num_heads):
         mine = scratch + size * index
@@ -245,13 +245,13 @@ def attend_by_pages(a, frame, tile, first_head, num_heads, scratch):  # noqa: AN
         for i in range(count * 2 * dim):
             sums[i] = 0
     for page in range(first_page, pages):
-        block = a[POOL] + np.int64(table[page]) * a[BLOCK_BYTES]
+        block = a[POOL] + np.int64(blocks[page]) * a[BLOCK_BYTES]
         for head in range(first_head, first_head + num_heads):
-            if page + _PAGES_AHEAD < pages:
-                ahead = _part(a, table, page + _PAGES_AHEAD, head)
+            if page + PAGES_AHEAD < pages:
+                ahead = _part(a, blocks, page + PAGES_AHEAD, head)
             else:
-                following = min(pages - 1, first_page + page + _PAGES_AHEAD - pages)
-                ahead = _part(a, table, following, heads + head)
+                following = min(pages - 1, first_page + page + PAGES_AHEAD - pages)
+                ahead = _part(a, blocks, following, heads + head)
             mine = scratch + size * (head - first_head)
             _score(a, block, 4 * PAGE * (page - first_page), head, count, mine, scores_bytes, ahead)
     for index in range(num_heads):
@@ -259,8 +259,8 @@ def attend_by_pages(a, frame, tile, first_head, num_heads, scratch):  # noqa: AN
     for page in range(first_page, pages):
         chunk, within = (page - first_page) // PAGES_A_CHUNK, (page - first_page) % PAGES_A_CHUNK
         for head in range(first_head, first_head + num_heads):
-            values = _part(a, table, page, heads + head)
-            ahead = _part(a, table, min(pages - 1, page + _PAGES_AHEAD), heads + head)
+            values = _part(a, blocks, page, heads + head)
+            ahead = _part(a, blocks, min(pages - 1, page + PAGES_AHEAD), heads + head)
             place = 2 * CHUNK * chunk + PAGE * within
             _add(a, values, place, count, scratch + size * (head - first_head), scores_bytes, ahead)
     for index in range(num_heads):

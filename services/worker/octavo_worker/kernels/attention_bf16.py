@@ -18,7 +18,7 @@ from octavo_worker.kernels import team
 from octavo_worker.kernels.amx import release_tiles
 from octavo_worker.kernels.amx_bf16 import has_amx_bf16, shape_attention_tiles
 from octavo_worker.kernels.attend_bf16 import attend_by_pages, attend_by_tiles
-from octavo_worker.kernels.attend_int8 import (
+from octavo_worker.kernels.attention_frame import (
     BLOCK_BYTES,
     HEAD_DIM,
     HEADS_AT_ONCE,
@@ -26,6 +26,7 @@ from octavo_worker.kernels.attend_int8 import (
     NUM_ARGUMENTS,
     NUM_KV_HEADS,
     NUM_TILES,
+    PAGE,
     PAIRS_A_TOKEN,
     POOL,
     QKV,
@@ -35,16 +36,15 @@ from octavo_worker.kernels.attend_int8 import (
     SLOTS,
     TILE_FIELDS,
     TILES,
+    TOKENS_PER_WRITE,
+    WRITTEN,
+    AttentionLayer,
 )
 from octavo_worker.kernels.bfloat16 import GROUP, flush_subnormals, keep_subnormals
-from octavo_worker.kernels.kv_bf16 import PAGE, put_key, put_value
+from octavo_worker.kernels.kv_bf16 import put_key, put_value
 from octavo_worker.kernels.program import FRAME, FRAME_VALUES, ROWS, Stage
-from octavo_worker.kernels.softmax_bytes import LOG2E
 from octavo_worker.kernels.vector import as_pointer, carray, fetch_add, njit
 
-_TOKENS_PER_WRITE = 16
-# Counts the writing tasks that are done; programs set it to 0 before they run.
-_WRITTEN = team.NUM_TASKS
 # Pairs that the matrix unit is worth starting for.
 FEWEST_PAIRS = 4
 
@@ -52,6 +52,11 @@ FEWEST_PAIRS = 4
 def layer_bytes(num_kv_heads: int, head_dim: int) -> int:
     """Keys and values of a block in one layer."""
     return 4 * PAGE * num_kv_heads * head_dim
+
+
+def block_bytes(num_layers: int, num_kv_heads: int, head_dim: int) -> int:
+    """A block: keys and values of all layers."""
+    return num_layers * layer_bytes(num_kv_heads, head_dim)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -78,7 +83,7 @@ def _kernel(use_tiles: bool) -> team.Launcher:
         a = carray(raw, (NUM_ARGUMENTS,), np.int64)
         frame = carray(as_pointer(a[FRAME]), (FRAME_VALUES,), np.int64)
         slots = carray(as_pointer(frame[SLOTS]), (frame[ROWS],), np.int64)
-        num_writes = (frame[ROWS] + _TOKENS_PER_WRITE - 1) // _TOKENS_PER_WRITE
+        num_writes = (frame[ROWS] + TOKENS_PER_WRITE - 1) // TOKENS_PER_WRITE
         heads = frame[HEADS_AT_ONCE]
         parts = a[NUM_KV_HEADS] // heads
         num_tasks = num_writes + frame[NUM_TILES] * parts
@@ -93,11 +98,11 @@ def _kernel(use_tiles: bool) -> team.Launcher:
             if task >= num_tasks:
                 break
             if task < num_writes:
-                _write(a, slots, task * _TOKENS_PER_WRITE, min(frame[ROWS], (task + 1) * _TOKENS_PER_WRITE))
-                fetch_add(address + 8 * _WRITTEN, 1)
+                _write(a, slots, task * TOKENS_PER_WRITE, min(frame[ROWS], (task + 1) * TOKENS_PER_WRITE))
+                fetch_add(address + 8 * WRITTEN, 1)
                 continue
             while not written:
-                written = fetch_add(address + 8 * _WRITTEN, 0) == num_writes
+                written = fetch_add(address + 8 * WRITTEN, 0) == num_writes
             task -= num_writes
             tile = carray(as_pointer(frame[TILES] + 4 * TILE_FIELDS * (task // parts)), (TILE_FIELDS,), np.int32)
             first = task % parts * heads
@@ -113,29 +118,10 @@ def _kernel(use_tiles: bool) -> team.Launcher:
     return team.compiled(attention_bf16)
 
 
-def attention_stage(
-    *,
-    qkv: int,
-    qkv_stride: int,
-    pool: int,
-    num_layers: int,
-    layer: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    out: int,
-    out_stride: int,
-    window: int | None = None,
-) -> Stage:
-    """Put the fed tokens' keys and values into the pool, then attend, scaled by 1 / sqrt(H).
-
-    A row of `qkv` (float32, strides in floats) holds N query heads, G keys and G values. ``window``: a token sees so
-    many keys, itself included.
-    """
-    per_layer = layer_bytes(num_kv_heads, head_dim)
-    values = (
-        *(qkv, qkv_stride, pool, num_layers * per_layer, layer * per_layer),
-        *(0, head_dim, num_kv_heads, num_heads // num_kv_heads),
-        *(out, out_stride, round(2**32 * LOG2E / head_dim**0.5), window or 1 << 40),
+def attention_stage(of: AttentionLayer) -> Stage:
+    """Put the fed tokens' keys and values into the pool, then attend, scaled by 1 / sqrt(H)."""
+    arguments = of.arguments(
+        block_bytes=block_bytes(of.num_layers, of.num_kv_heads, of.head_dim),
+        keys_at=of.layer * layer_bytes(of.num_kv_heads, of.head_dim),
     )
-    return Stage(_kernel(has_amx_bf16()), values)
+    return Stage(_kernel(has_amx_bf16()), arguments)

@@ -16,7 +16,8 @@ import numpy as np
 
 from octavo_worker.kernels import team
 from octavo_worker.kernels.amx import has_amx, release_tiles, shape_tiles
-from octavo_worker.kernels.attend_int8 import (
+from octavo_worker.kernels.attend_int8 import attend_by_pages, attend_by_tiles
+from octavo_worker.kernels.attention_frame import (
     BLOCK_BYTES,
     HEAD_DIM,
     HEADS_AT_ONCE,
@@ -24,6 +25,7 @@ from octavo_worker.kernels.attend_int8 import (
     NUM_ARGUMENTS,
     NUM_KV_HEADS,
     NUM_TILES,
+    PAGE,
     PAIRS_A_TOKEN,
     POOL,
     QKV,
@@ -34,24 +36,16 @@ from octavo_worker.kernels.attend_int8 import (
     SLOTS,
     TILE_FIELDS,
     TILES,
-    attend_by_pages,
-    attend_by_tiles,
+    TOKENS_PER_WRITE,
+    WRITTEN,
+    AttentionLayer,
 )
-from octavo_worker.kernels.kv_int8 import PAGE, put_head
+from octavo_worker.kernels.kv_int8 import put_head
 from octavo_worker.kernels.program import FRAME, FRAME_VALUES, ROWS, Stage
-from octavo_worker.kernels.softmax_bytes import LOG2E
 from octavo_worker.kernels.vector import as_pointer, carray, fetch_add, njit
 
-_TOKENS_PER_WRITE = 16
-# Counts the writing tasks that are done; programs set it to 0 before they run.
-_WRITTEN = team.NUM_TASKS
 # Pairs that the matrix unit is worth starting for.
-_FEWEST_PAIRS = 8
-
-
-def heads_at_once(num_tiles: int, num_kv_heads: int, num_threads: int) -> int:
-    """Heads of a task: all, since a page's parts lie together, unless threads would get too little to do."""
-    return num_kv_heads if num_tiles >= 4 * num_threads else 1
+FEWEST_PAIRS = 8
 
 
 def layer_bytes(num_kv_heads: int, head_dim: int) -> int:
@@ -62,6 +56,11 @@ def layer_bytes(num_kv_heads: int, head_dim: int) -> int:
 def layer_scale_bytes(num_kv_heads: int) -> int:
     """Their scales."""
     return 2 * PAGE * num_kv_heads * 4
+
+
+def block_bytes(num_layers: int, num_kv_heads: int, head_dim: int) -> int:
+    """A block: keys, values and scales of all layers."""
+    return num_layers * (layer_bytes(num_kv_heads, head_dim) + layer_scale_bytes(num_kv_heads))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -88,7 +87,7 @@ def _kernel(use_tiles: bool) -> team.Launcher:
         a = carray(raw, (NUM_ARGUMENTS,), np.int64)
         frame = carray(as_pointer(a[FRAME]), (FRAME_VALUES,), np.int64)
         slots = carray(as_pointer(frame[SLOTS]), (frame[ROWS],), np.int64)
-        num_writes = (frame[ROWS] + _TOKENS_PER_WRITE - 1) // _TOKENS_PER_WRITE
+        num_writes = (frame[ROWS] + TOKENS_PER_WRITE - 1) // TOKENS_PER_WRITE
         heads = frame[HEADS_AT_ONCE]
         parts = a[NUM_KV_HEADS] // heads
         num_tasks = num_writes + frame[NUM_TILES] * parts
@@ -102,15 +101,15 @@ def _kernel(use_tiles: bool) -> team.Launcher:
             if task >= num_tasks:
                 break
             if task < num_writes:
-                _write(a, slots, task * _TOKENS_PER_WRITE, min(frame[ROWS], (task + 1) * _TOKENS_PER_WRITE))
-                fetch_add(address + 8 * _WRITTEN, 1)
+                _write(a, slots, task * TOKENS_PER_WRITE, min(frame[ROWS], (task + 1) * TOKENS_PER_WRITE))
+                fetch_add(address + 8 * WRITTEN, 1)
                 continue
             while not written:
-                written = fetch_add(address + 8 * _WRITTEN, 0) == num_writes
+                written = fetch_add(address + 8 * WRITTEN, 0) == num_writes
             task -= num_writes
             tile = carray(as_pointer(frame[TILES] + 4 * TILE_FIELDS * (task // parts)), (TILE_FIELDS,), np.int32)
             first = task % parts * heads
-            if use_tiles and tile[3] >= _FEWEST_PAIRS and a[HEAD_DIM] % 64 == 0:
+            if use_tiles and tile[3] >= FEWEST_PAIRS and a[HEAD_DIM] % 64 == 0:
                 for head in range(first, first + heads):
                     attend_by_tiles(a, frame, tile, head, scratch)
             else:
@@ -121,29 +120,12 @@ def _kernel(use_tiles: bool) -> team.Launcher:
     return team.compiled(attention_int8)
 
 
-def attention_stage(
-    *,
-    qkv: int,
-    qkv_stride: int,
-    pool: int,
-    num_layers: int,
-    layer: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    out: int,
-    out_stride: int,
-    window: int | None = None,
-) -> Stage:
-    """Put the fed tokens' keys and values into the pool, then attend, scaled by 1 / sqrt(H).
-
-    A row of `qkv` (float32, strides in floats) holds N query heads, G keys and G values. ``window``: a token sees so
-    many keys, itself included.
-    """
-    per_layer, per_scale = layer_bytes(num_kv_heads, head_dim), layer_scale_bytes(num_kv_heads)
-    values = (
-        *(qkv, qkv_stride, pool, num_layers * (per_layer + per_scale), layer * per_layer),
-        *(num_layers * per_layer + layer * per_scale, head_dim, num_kv_heads, num_heads // num_kv_heads),
-        *(out, out_stride, round(2**32 * LOG2E / head_dim**0.5), window or 1 << 40),
+def attention_stage(of: AttentionLayer) -> Stage:
+    """Put the fed tokens' keys and values into the pool, then attend, scaled by 1 / sqrt(H)."""
+    per_layer, per_scale = layer_bytes(of.num_kv_heads, of.head_dim), layer_scale_bytes(of.num_kv_heads)
+    arguments = of.arguments(
+        block_bytes=block_bytes(of.num_layers, of.num_kv_heads, of.head_dim),
+        keys_at=of.layer * per_layer,
+        scales_at=of.num_layers * per_layer + of.layer * per_scale,
     )
-    return Stage(_kernel(has_amx()), values)
+    return Stage(_kernel(has_amx()), arguments)

@@ -15,12 +15,12 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from octavo_worker.kernels.attention_frame import PAGE
 from octavo_worker.kernels.bfloat16 import dot_pairs, rounded_bits, widened
 from octavo_worker.kernels.integer import Loop, constant, load, prefetch, splat, store
 from octavo_worker.kernels.softmax_bytes import exp2, larger_of, tree
 from octavo_worker.kernels.vector import LANES, intrinsic
 
-PAGE = 16
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
 

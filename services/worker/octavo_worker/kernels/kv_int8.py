@@ -19,7 +19,6 @@ from numba.core import types
 from octavo_worker.kernels.integer import Loop, call, constant, load, peak, rounded, scaling, splat, store
 from octavo_worker.kernels.vector import LANES, intrinsic
 
-PAGE = 16
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
 _BYTES = ir.VectorType(_I8, LANES)

@@ -10,8 +10,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
+from octavo_worker.kernels.attention_frame import PAGE
 from octavo_worker.kernels.integer import Loop, constant, dot4, load, prefetch, splat, store
-from octavo_worker.kernels.kv_int8 import PAGE
 from octavo_worker.kernels.softmax_bytes import CHUNK, finish_scores
 from octavo_worker.kernels.vector import LANES, intrinsic
 

@@ -6,14 +6,15 @@ T fed tokens, D hidden, I feed-forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_worker.kernels.attention_frame import AttentionLayer
 from octavo_worker.kernels.program import Stage
-from octavo_worker.models.base import ModelConfig
 from octavo_worker.models.packed import Matrix
 from octavo_worker.models.packed_weights import LinearWeights
 
@@ -44,25 +45,18 @@ class Rows(Protocol):
         ...
 
 
-class Attention(Protocol):
-    """Keys and values of all layers in a pool of blocks of 16 tokens. The frame is that of `kernels.attend_int8`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Keys and values of all layers in a pool of blocks of 16 tokens. The frame is `kernels.attention_frame`'s."""
 
-    @property
-    def mixes_keys(self) -> bool:
-        """Whether keys want to be mixed and freed of their means, see `kernels.positions`."""
-        ...
-
-    def block_bytes(self, config: ModelConfig) -> int:
-        """Bytes of a block: one contiguous region."""
-        ...
-
-    def scratch_bytes(self, max_keys: int, head_dim: int) -> int:
-        """Work space of a thread for one head."""
-        ...
-
-    def stage(self, config: ModelConfig, layer: int, *, qkv: Floats, pool: int, out: Floats) -> Stage:
-        """Put the fed tokens' keys and values into the pool, then attend."""
-        ...
+    # Whether keys and values want to be mixed, and keys freed of their means, see `kernels.positions`.
+    mixes_keys: bool
+    # Bytes of a block, one contiguous region, by the numbers of layers and key-value heads, and the head dim.
+    block_bytes: Callable[[int, int, int], int]
+    # Work space of a thread for one head, by the most keys and the head dim.
+    scratch_bytes: Callable[[int, int], int]
+    # Puts the fed tokens' keys and values into the pool, then attends.
+    stage: Callable[[AttentionLayer], Stage]
 
 
 class Arithmetic(Protocol):

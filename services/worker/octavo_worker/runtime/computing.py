@@ -187,7 +187,7 @@ def _by_stages(loaded: LoadedModel, resources: Resources, arithmetic: Arithmetic
     from octavo_worker.runtime.packed_runner import PackedRunner
 
     model = loaded.config
-    one_block = arithmetic.attention.block_bytes(model)
+    one_block = arithmetic.attention.block_bytes(model.num_layers, model.num_kv_heads, model.head_dim)
     num_blocks = _num_blocks(_kv_bytes(resources), one_block)
     pool = allocate_pool((num_blocks, one_block), torch.uint8, poison=resources.poison)
     return Computing(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo_worker.kernels import attend_int8, attention_int8
 from octavo_worker.kernels.embedding import embedding_stage
@@ -11,11 +10,9 @@ from octavo_worker.kernels.grouped_matmul import matmul_stage
 from octavo_worker.kernels.integer import GROUP
 from octavo_worker.kernels.program import Stage
 from octavo_worker.kernels.quantize import gate_quantize_stage, norm_quantize_stage, quantize_stage
-from octavo_worker.models.base import ModelConfig
 from octavo_worker.models.packed import Matrix
 from octavo_worker.models.packed_weights import LinearWeights
-
-Floats = NDArray[np.float32]
+from octavo_worker.runtime.arithmetic import Attention, Floats
 
 
 class IntegerRows:
@@ -83,45 +80,17 @@ class IntegerRows:
         )
 
 
-class Int8Attention:
-    """Keys and values in int8, with a scale for each head of each token behind all layers of a block."""
-
-    mixes_keys = True
-
-    def block_bytes(self, config: ModelConfig) -> int:
-        """Bytes of a block."""
-        layer = attention_int8.layer_bytes(config.num_kv_heads, config.head_dim)
-        return config.num_layers * (layer + attention_int8.layer_scale_bytes(config.num_kv_heads))
-
-    def scratch_bytes(self, max_keys: int, head_dim: int) -> int:
-        """Work space of a thread for one head."""
-        return attend_int8.scratch_bytes(max_keys, head_dim)
-
-    def stage(self, config: ModelConfig, layer: int, *, qkv: Floats, pool: int, out: Floats) -> Stage:
-        """Put the fed tokens' keys and values into the pool, then attend."""
-        return attention_int8.attention_stage(
-            qkv=qkv.ctypes.data,
-            qkv_stride=qkv.shape[1],
-            pool=pool,
-            num_layers=config.num_layers,
-            layer=layer,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            out=out.ctypes.data,
-            out_stride=out.shape[1],
-            window=config.window(layer),
-        )
-
-
 class IntegerArithmetic:
     """Everything in integers but norms, angles, gates and softmax."""
 
     attention_name = "int8"
     numerics = "kv8-mixed-p16/groups"
-
-    def __init__(self) -> None:
-        self.attention = Int8Attention()
+    attention = Attention(
+        mixes_keys=True,
+        block_bytes=attention_int8.block_bytes,
+        scratch_bytes=attend_int8.scratch_bytes,
+        stage=attention_int8.attention_stage,
+    )
 
     def rows(self, num_rows: int, width: int, num_threads: int) -> IntegerRows:
         """Room for rows."""

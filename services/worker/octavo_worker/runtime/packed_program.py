@@ -12,8 +12,7 @@ from torch import Tensor
 
 from octavo_worker.attention.base import AttnBatch
 from octavo_worker.attention.tiles import cut_tiles, visible_lengths
-from octavo_worker.kernels import attend_int8 as frame
-from octavo_worker.kernels.attention_int8 import heads_at_once
+from octavo_worker.kernels import attention_frame as frame
 from octavo_worker.kernels.embedding import TOKENS
 from octavo_worker.kernels.positions import ROTATIONS, place_stage
 from octavo_worker.kernels.program import Program, Stage
@@ -103,7 +102,7 @@ class Forward:
         tiles, limits = cut_tiles(batch, config.num_heads // config.num_kv_heads), visible_lengths(batch)
         tables = np.ascontiguousarray(batch.tables_RB, dtype=np.int32)
         slots = np.ascontiguousarray(batch.slots_T, dtype=np.int64)
-        heads = heads_at_once(len(tiles), config.num_kv_heads, self._threads)
+        heads = frame.heads_at_once(len(tiles), config.num_kv_heads, self._threads)
         per_thread = heads * self._arithmetic.attention.scratch_bytes(int(limits.max()), config.head_dim)
         if self._attention_scratch.size < per_thread * self._threads + 64:
             self._attention_scratch = np.zeros(2 * per_thread * self._threads + 64, np.uint8)
@@ -152,9 +151,22 @@ class Forward:
         ]
 
     def _attention(self, index: int, layer: LayerWeights, kv: Tensor) -> list[Stage]:
-        attention = self._arithmetic.attention
+        config = self._config
+        of = frame.AttentionLayer(
+            qkv=self._qkv.ctypes.data,
+            qkv_stride=self._qkv.shape[1],
+            pool=kv.data_ptr(),
+            num_layers=config.num_layers,
+            layer=index,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            out=self._attended.ctypes.data,
+            out_stride=self._attended.shape[1],
+            window=config.window(index),
+        )
         return [
-            attention.stage(self._config, index, qkv=self._qkv, pool=kv.data_ptr(), out=self._attended),
+            self._arithmetic.attention.stage(of),
             self._heads.take(self._attended, layer.out.matrix),
             self._heads.matmul(layer.out, self._x, adds=True),
         ]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_worker.attention.base import AttnBatch
-from octavo_worker.kernels.kv_int8 import PAGE
+from octavo_worker.kernels.attention_frame import PAGE
 from octavo_worker.models.base import ModelConfig
 from octavo_worker.models.layers import Rope
 from octavo_worker.models.packed_weights import PackedWeights
@@ -120,7 +120,8 @@ def _typical_keys(
 ) -> NDArray[np.float32]:
     """Means of the keys of some arbitrary tokens, the same at every start: ``[layers, G, H]``."""
     means = np.zeros((config.num_layers, config.num_kv_heads, config.head_dim), np.float32)
-    kv = torch.zeros(_TYPICAL_TOKENS // PAGE, arithmetic.attention.block_bytes(config), dtype=torch.uint8)
+    one_block = arithmetic.attention.block_bytes(config.num_layers, config.num_kv_heads, config.head_dim)
+    kv = torch.zeros(_TYPICAL_TOKENS // PAGE, one_block, dtype=torch.uint8)
     forward = Forward(config, weights, arithmetic, means, kv, num_tokens=_TYPICAL_TOKENS, threads=num_threads)
     positions = np.arange(_TYPICAL_TOKENS)
     # Spread over the vocabulary by the golden ratio.

@@ -7,7 +7,6 @@ other mode keeps in memory. See `kernels.bfloat16` for the order of the sums.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo_worker.kernels import attend_bf16, attention_bf16
 from octavo_worker.kernels.bfloat16 import BFLOAT16
@@ -15,11 +14,10 @@ from octavo_worker.kernels.embedding import embedding_stage
 from octavo_worker.kernels.float_matmul import float_matmul_stage, scratch_bytes
 from octavo_worker.kernels.program import Stage
 from octavo_worker.kernels.round_rows import gate_round_stage, norm_round_stage, round_stage
-from octavo_worker.models.base import ModelConfig
 from octavo_worker.models.packed import Matrix
 from octavo_worker.models.packed_weights import LinearWeights
+from octavo_worker.runtime.arithmetic import Attention, Floats
 
-Floats = NDArray[np.float32]
 # The matrix unit reads rows by 16.
 _ROWS_AT_ONCE = 16
 
@@ -80,44 +78,17 @@ class ShortRows:
         )
 
 
-class ShortAttention:
-    """Keys and values in bfloat16."""
-
-    mixes_keys = False
-
-    def block_bytes(self, config: ModelConfig) -> int:
-        """Bytes of a block."""
-        return config.num_layers * attention_bf16.layer_bytes(config.num_kv_heads, config.head_dim)
-
-    def scratch_bytes(self, max_keys: int, head_dim: int) -> int:
-        """Work space of a thread for one head."""
-        return attend_bf16.scratch_bytes(max_keys, head_dim)
-
-    def stage(self, config: ModelConfig, layer: int, *, qkv: Floats, pool: int, out: Floats) -> Stage:
-        """Put the fed tokens' keys and values into the pool, then attend."""
-        return attention_bf16.attention_stage(
-            qkv=qkv.ctypes.data,
-            qkv_stride=qkv.shape[1],
-            pool=pool,
-            num_layers=config.num_layers,
-            layer=layer,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            out=out.ctypes.data,
-            out_stride=out.shape[1],
-            window=config.window(layer),
-        )
-
-
 class ShortArithmetic:
     """Everything that is multiplied in bfloat16; residual, norms, angles, gates and sums in float32."""
 
     attention_name = "bfloat16"
     numerics = "kv16/pairs"
-
-    def __init__(self) -> None:
-        self.attention = ShortAttention()
+    attention = Attention(
+        mixes_keys=False,
+        block_bytes=attention_bf16.block_bytes,
+        scratch_bytes=attend_bf16.scratch_bytes,
+        stage=attention_bf16.attention_stage,
+    )
 
     def rows(self, num_rows: int, width: int, num_threads: int) -> ShortRows:
         """Room for rows."""
