@@ -58,7 +58,8 @@ class WorkerSettings(CommonSettings):
     # auto, float32, bfloat16, w8a8, w4a8 or w4a16; on a GPU bfloat16, float16 or float32. auto goes by rules, see
     # docs/tokens.md.
     precision: str = "auto"
-    # Notifications are only hints: so often the table is read without one.
+    # Notifications are only hints: so often the table is read without one. A worker that holds nothing reads it after
+    # its heartbeats, each third of lease_s.
     poll_s: float = Field(default=1.0, gt=0)
     # An engine that has work and makes no step for so long is given up, and the process with it.
     stuck_s: float = Field(default=30.0, gt=0)
