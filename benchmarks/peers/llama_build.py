@@ -84,9 +84,15 @@ def _build(folder: Path, target: str, run: Run) -> None:
 
 
 def _mend_tiles(source: Path) -> None:
-    """With GCC 12 the intrinsic reads 8 bytes of 64: the others are never stored, and a processor with AMX traps."""
+    """With GCC 12 the intrinsic reads 8 bytes of 64: the others are never stored, and a processor with AMX traps.
+
+    Raises NotBuilt where the line is not found.
+    """
     text = source.read_text(encoding="utf-8")
     asm = '__asm__ volatile("ldtilecfg %0" : : "m"(tc));'
-    mended = text.replace("_tile_loadconfig(&tc);", asm)
-    if mended != text:
-        source.write_text(mended, encoding="utf-8")
+    if asm in text:
+        return
+    intrinsic = "_tile_loadconfig(&tc);"
+    if intrinsic not in text:
+        raise NotBuilt(f"{source.name} has no {intrinsic!r}, which traps unmended where there is AMX")
+    source.write_text(text.replace(intrinsic, asm), encoding="utf-8")

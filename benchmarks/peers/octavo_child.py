@@ -21,7 +21,7 @@ def load(model: str, threads: int, precision: str) -> dict[str, Any]:
     built = loaded["built"] = build_engine(
         EngineConfig(model_path=Path(model), num_threads=threads, precision=precision)
     )
-    return {"version": f"Octavo {built.card.numerics_id}"}
+    return {"version": f"Octavo {built.card.numerics_id}", "numerics_id": built.card.numerics_id}
 
 
 def generate(prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:

@@ -32,6 +32,8 @@ class Found:
 
     system: System
     version: str = ""
+    # As it holds the model; None takes the GGUF file's.
+    bytes_per_weight: float | None = None
     # Why it was not measured, or not to the end.
     missing: str = ""
     # Batch size -> tokens/s of each round, prompt phase included.
@@ -50,7 +52,9 @@ def compare(systems: Sequence[System], setting: Setting, work: Work) -> list[Fou
         children: dict[str, Child] = {}
         for one in found:
             try:
-                children[one.system.name], one.version = stack.enter_context(running(one.system, setting))
+                here = stack.enter_context(running(one.system, setting))
+                children[one.system.name] = here.child
+                one.version, one.bytes_per_weight = here.version, here.bytes_per_weight
                 # Compiles, allocates, reads the weights.
                 children[one.system.name]("generate", prompts=[list(p) for p in work.prompts[-2:]], max_tokens=4)
             except (Missing, ChildFailed) as error:
@@ -86,7 +90,7 @@ def fractions(one: Found, batch: int, work: Work, costs: Costs, ceilings: Ceilin
     """Of memory bandwidth (weights once a decode step) and of int8 throughput, in the best round."""
     rate = one.best(batch)
     assert rate is not None
-    read = read_part(costs.weight_bytes(one.system.bytes_per_weight), batch / rate, ceilings)
+    read = read_part(costs.weight_bytes(one.bytes_per_weight), batch / rate, ceilings)
     operations = batch * costs.operations(len(work.prompts[0]), work.num_new)
     return read, int8_part(operations, batch * work.num_new / rate, ceilings)
 

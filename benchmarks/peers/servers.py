@@ -50,7 +50,7 @@ def octavo(setting: Setting) -> Iterator[Target]:
             key=at.key,
             extra={"ignore_eos": True},
             about=f"`octavo up`, {numerics}",
-            bytes_per_weight=own_bytes_per_weight(numerics.split("-")[0]),
+            bytes_per_weight=own_bytes_per_weight(numerics),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,8 +15,6 @@ from benchmarks.peers.environments import FOLDER, Environment, Missing, environm
 from benchmarks.peers.process import Child
 
 from octavo_cli.supervisor.plan import thread_env
-from octavo_worker.kernels.integer import has_vnni
-from octavo_worker.models.precision import AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class System:
     script: str
     # None is this interpreter's own environment.
     environment: str | None
-    # Bytes of a weight in memory; None takes the GGUF file's.
+    # Bytes of a weight in memory; None takes the GGUF file's. Of ours the process tells, once it has loaded the model.
     bytes_per_weight: float | None = None
     reads_directory: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -65,9 +64,9 @@ class System:
 _OWN_BYTES = {"float32": 4.0, "bfloat16": 2.0, "w8a8": 1.125, "w4a8": None, "w4a16": None}
 
 
-def own_bytes_per_weight(precision: str) -> float | None:
-    """Bytes of a weight in one of our precisions; for ``auto``, of what its rule takes here."""
-    return _OWN_BYTES[("w8a8" if has_vnni() else "float32") if precision == AUTO else precision]
+def own_bytes_per_weight(numerics_id: str) -> float | None:
+    """Bytes of a weight in our engine, by the precision with which its model's numerics begin."""
+    return _OWN_BYTES[re.split("[-/]", numerics_id, maxsplit=1)[0]]
 
 
 def own(precision: str) -> System:
@@ -76,7 +75,6 @@ def own(precision: str) -> System:
         name=f"Octavo {precision}",
         script="octavo_child.py",
         environment=None,
-        bytes_per_weight=own_bytes_per_weight(precision),
         options={"precision": precision},
     )
 
@@ -101,6 +99,16 @@ PEERS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A system whose model is loaded."""
+
+    child: Child
+    version: str
+    # None takes the GGUF file's.
+    bytes_per_weight: float | None
+
+
 def vllm_env(setting: Setting) -> dict[str, str]:
     """What vLLM wants to be told by environment variables."""
     return {
@@ -114,8 +122,8 @@ def vllm_env(setting: Setting) -> dict[str, str]:
 
 
 @contextmanager
-def running(system: System, setting: Setting) -> Iterator[tuple[Child, str]]:
-    """The system in a process of its own with the model loaded, and its version; raises Missing or ChildFailed."""
+def running(system: System, setting: Setting) -> Iterator[Running]:
+    """The system in a process of its own with the model loaded; raises Missing or ChildFailed."""
     python = Path(sys.executable) if system.environment is None else setting.environment(system.environment).python
     env = thread_env(setting.threads)
     if system.environment == "vllm":
@@ -124,4 +132,7 @@ def running(system: System, setting: Setting) -> Iterator[tuple[Child, str]]:
     with Child(python, system.script, env=env, log=log) as child:
         model = setting.directory if system.reads_directory else setting.gguf
         answer = child("load", model=str(model), threads=setting.threads, **system.options)
-        yield child, answer["version"]
+        bytes_per_weight = system.bytes_per_weight
+        if system.is_own:
+            bytes_per_weight = own_bytes_per_weight(answer["numerics_id"])
+        yield Running(child=child, version=answer["version"], bytes_per_weight=bytes_per_weight)
