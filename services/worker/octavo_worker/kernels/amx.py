@@ -21,7 +21,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from octavo_worker.kernels.integer import Loop, call, load, store
+from octavo_worker.kernels.integer import Loop, call, int64, load, store
 from octavo_worker.kernels.softmax_bytes import CHUNK, PAGES_A_CHUNK, finish_scores
 from octavo_worker.kernels.vector import LANES, intrinsic
 
@@ -29,7 +29,7 @@ from octavo_worker.kernels.vector import LANES, intrinsic
 SIDE, TILE_BYTES = 16, 1024
 # Dims that one product of weights with values takes, and its bytes for a chunk of keys.
 DIMS, CHUNK_BYTES = 32, 32 * CHUNK
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I8, _I32 = ir.IntType(8), ir.IntType(32)
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(ir.FloatType(), LANES)
 # x86-64 Linux: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
@@ -46,38 +46,35 @@ def has_amx() -> bool:
     return ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0
 
 
-def _do(builder: Any, name: str, args: list[Any]) -> None:
-    call(builder, f"llvm.x86.{name}", ir.VoidType(), args)
-
-
-def _integer(value: int) -> Any:
-    return ir.Constant(_I64, value)
-
-
-def _register(number: int) -> Any:
-    return ir.Constant(_I8, number)
-
-
-def _load(builder: Any, register: int, place: Any, row_bytes: Any) -> None:
-    _do(builder, "tileloadd64", [_register(register), place, row_bytes])
+def do(builder: Any, name: str, *args: Any) -> None:
+    """One of the unit's instructions; numbers name registers."""
+    values = [ir.Constant(_I8, arg) if isinstance(arg, int) else arg for arg in args]
+    call(builder, f"llvm.x86.{name}", ir.VoidType(), values)
 
 
 def _pointers(builder: Any, args: Any) -> list[Any]:
     return [builder.inttoptr(arg, _I8.as_pointer()) for arg in args]
 
 
-@intrinsic
-def shape_tiles(typingctx: Any) -> Any:
-    """Give all registers 16 rows of 64 bytes."""
+def make_shapes(columns: list[int], rows: list[int]) -> Any:
+    """An intrinsic that gives the eight registers so many bytes a row, and so many rows."""
+    shapes = struct.pack("<16B16H16B", 1, *[0] * 15, *columns, *[0] * 8, *rows, *[0] * 8)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        shapes = struct.pack("<16B16H16B", 1, *[0] * 15, *[64] * 8, *[0] * 8, *[SIDE] * 8, *[0] * 8)
-        kept = ir.Constant(ir.ArrayType(_I8, len(shapes)), bytearray(shapes))
-        place = cgutils.global_constant(builder, "octavo_tile_shapes", kept)
-        _do(builder, "ldtilecfg", [builder.bitcast(place, _I8.as_pointer())])
-        return context.get_dummy_value()
+    @intrinsic
+    def shape(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kept = ir.Constant(ir.ArrayType(_I8, len(shapes)), bytearray(shapes))
+            place = cgutils.global_constant(builder, "octavo_tile_shapes", kept)
+            do(builder, "ldtilecfg", builder.bitcast(place, _I8.as_pointer()))
+            return context.get_dummy_value()
 
-    return types.void(), codegen
+        return types.void(), codegen
+
+    return shape
+
+
+# All registers alike.
+shape_tiles = make_shapes([64] * 8, [SIDE] * 8)
 
 
 @intrinsic
@@ -85,7 +82,7 @@ def release_tiles(typingctx: Any) -> Any:
     """Give the registers back, so that no switch between threads saves them."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _do(builder, "tilerelease", [])
+        do(builder, "tilerelease")
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -100,19 +97,19 @@ def score_tile(typingctx: Any, queries: Any, head_dim: Any, keys: Any, sums: Any
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         queries, keys, sums = _pointers(builder, (args[0], args[2], args[3]))
-        query_bytes = builder.mul(args[1], _integer(2))
+        query_bytes = builder.mul(args[1], int64(2))
         for half in range(2):
-            _do(builder, "tilezero", [_register(half)])
-        loop = Loop(builder, builder.udiv(args[1], _integer(64)), [])
-        high = builder.gep(queries, [builder.mul(loop.index, _integer(64))])
-        _load(builder, 6, builder.gep(keys, [builder.mul(loop.index, _integer(TILE_BYTES))]), _integer(64))
+            do(builder, "tilezero", half)
+        loop = Loop(builder, builder.udiv(args[1], int64(64)), [])
+        high = builder.gep(queries, [builder.mul(loop.index, int64(64))])
+        do(builder, "tileloadd64", 6, builder.gep(keys, [builder.mul(loop.index, int64(TILE_BYTES))]), int64(64))
         for half, place in enumerate((high, builder.gep(high, [args[1]]))):
-            _load(builder, 4 + half, place, query_bytes)
-            _do(builder, "tdpbsud", [_register(half), _register(4 + half), _register(6)])
+            do(builder, "tileloadd64", 4 + half, place, query_bytes)
+            do(builder, "tdpbsud", half, 4 + half, 6)
         loop.close([])
         for half in range(2):
-            place = builder.gep(sums, [_integer(TILE_BYTES * half)])
-            _do(builder, "tilestored64", [_register(half), place, _integer(64)])
+            place = builder.gep(sums, [int64(TILE_BYTES * half)])
+            do(builder, "tilestored64", half, place, int64(64))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
@@ -128,7 +125,7 @@ def put_scores(typingctx: Any, sums: Any, words: Any, scales: Any, scores: Any, 
         for query in range(SIDE):
             high, low = (load(builder, sums, 64 * query + TILE_BYTES * half, _INTS) for half in range(2))
             result = finish_scores(builder, high, low, words, query, key_scales)
-            store(builder, result, scores, builder.mul(args[4], _integer(query)))
+            store(builder, result, scores, builder.mul(args[4], int64(query)))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), codegen
@@ -140,9 +137,9 @@ def gather_values(typingctx: Any, values: Any, head_dim: Any, to: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, to = _pointers(builder, (args[0], args[2]))
-        word_bytes = builder.mul(args[1], _integer(4))
+        word_bytes = builder.mul(args[1], int64(4))
         for word in range(LANES // 4):
-            row = builder.gep(values, [builder.mul(word_bytes, _integer(word))])
+            row = builder.gep(values, [builder.mul(word_bytes, int64(word))])
             for part in range(4 * DIMS // 64):
                 store(builder, load(builder, row, 64 * part, _INTS), to, 4 * DIMS * word + 64 * part)
         return context.get_dummy_value()
@@ -156,7 +153,7 @@ def start_sums(typingctx: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         for register in range(4):
-            _do(builder, "tilezero", [_register(register)])
+            do(builder, "tilezero", register)
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -169,11 +166,11 @@ def add_chunk(typingctx: Any, weights: Any, weights_bytes: Any, values: Any) -> 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         weights, values = _pointers(builder, (args[0], args[2]))
         for half in range(2):
-            _load(builder, 4 + half, builder.gep(weights, [_integer(CHUNK * half)]), args[1])
+            do(builder, "tileloadd64", 4 + half, builder.gep(weights, [int64(CHUNK * half)]), args[1])
         for part in range(2):
-            _load(builder, 6 + part, builder.gep(values, [_integer(64 * part)]), _integer(4 * DIMS))
+            do(builder, "tileloadd64", 6 + part, builder.gep(values, [int64(64 * part)]), int64(4 * DIMS))
             for half in range(2):
-                _do(builder, "tdpbusd", [_register(2 * half + part), _register(4 + half), _register(6 + part)])
+                do(builder, "tdpbusd", 2 * half + part, 4 + half, 6 + part)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
@@ -186,10 +183,10 @@ def put_sums(typingctx: Any, out: Any, out_bytes: Any, head_dim: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (out,) = _pointers(builder, args[:1])
         for half in range(2):
-            first = builder.gep(out, [builder.mul(args[2], _integer(4 * half))])
+            first = builder.gep(out, [builder.mul(args[2], int64(4 * half))])
             for part in range(2):
-                place = builder.gep(first, [_integer(64 * part)])
-                _do(builder, "tilestored64", [_register(2 * half + part), place, args[1]])
+                place = builder.gep(first, [int64(64 * part)])
+                do(builder, "tilestored64", 2 * half + part, place, args[1])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen

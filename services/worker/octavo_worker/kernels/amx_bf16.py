@@ -5,7 +5,6 @@ As in `amx`, the registers are nobody's over a call, and `shape_tiles` must have
 
 from __future__ import annotations
 
-import struct
 from functools import cache
 from typing import Any
 
@@ -13,12 +12,12 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from octavo_worker.kernels.amx import SIDE, TILE_BYTES, has_amx
+from octavo_worker.kernels.amx import SIDE, TILE_BYTES, do, has_amx, make_shapes
 from octavo_worker.kernels.bfloat16 import GROUP, GROUP_BYTES
-from octavo_worker.kernels.integer import Loop, call, load, splat, store
+from octavo_worker.kernels.integer import Loop, int64, load, splat, store
 from octavo_worker.kernels.vector import LANES, intrinsic
 
-_I8, _I64 = ir.IntType(8), ir.IntType(64)
+_I8 = ir.IntType(8)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 # Registers: sums, then rows, then weights.
 _ROWS, _WEIGHTS = 4, 6
@@ -28,12 +27,6 @@ _ROWS, _WEIGHTS = 4, 6
 def has_amx_bf16() -> bool:
     """Whether this process may use the matrix unit for bfloat16."""
     return bool(llvm.get_host_cpu_features().get("amx-bf16")) and has_amx()
-
-
-def do(builder: Any, name: str, *args: Any) -> None:
-    """One of the unit's instructions; numbers name registers."""
-    values = [ir.Constant(_I8, arg) if isinstance(arg, int) else arg for arg in args]
-    call(builder, f"llvm.x86.{name}", ir.VoidType(), values)
 
 
 def make_dot_tiles(num_blocks: int, num_tiles: int) -> Any:
@@ -47,25 +40,25 @@ def make_dot_tiles(num_blocks: int, num_tiles: int) -> Any:
     def dot_tiles(typingctx: Any, weights: Any, tile_bytes: Any, shorts: Any, num_inputs: Any, sums: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             weights, shorts, sums = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 2, 4))
-            row_bytes = builder.mul(args[3], ir.Constant(_I64, 2))
-            block_bytes = builder.mul(row_bytes, ir.Constant(_I64, SIDE))
-            blocks = [builder.gep(shorts, [builder.mul(block_bytes, ir.Constant(_I64, i))]) for i in range(num_blocks)]
-            tiles = [builder.gep(weights, [builder.mul(args[1], ir.Constant(_I64, i))]) for i in range(num_tiles)]
+            row_bytes = builder.mul(args[3], int64(2))
+            block_bytes = builder.mul(row_bytes, int64(SIDE))
+            blocks = [builder.gep(shorts, [builder.mul(block_bytes, int64(i))]) for i in range(num_blocks)]
+            tiles = [builder.gep(weights, [builder.mul(args[1], int64(i))]) for i in range(num_tiles)]
             for register in range(num_blocks * num_tiles):
                 do(builder, "tilezero", register)
-            loop = Loop(builder, builder.udiv(args[3], ir.Constant(_I64, GROUP)), [])
-            in_row = builder.mul(loop.index, ir.Constant(_I64, 2 * GROUP))
-            in_tile = builder.mul(loop.index, ir.Constant(_I64, GROUP_BYTES))
+            loop = Loop(builder, builder.udiv(args[3], int64(GROUP)), [])
+            in_row = builder.mul(loop.index, int64(2 * GROUP))
+            in_tile = builder.mul(loop.index, int64(GROUP_BYTES))
             for i, block in enumerate(blocks):
                 do(builder, "tileloadd64", _ROWS + i, builder.gep(block, [in_row]), row_bytes)
             for j, tile in enumerate(tiles):
-                do(builder, "tileloadd64", _WEIGHTS + j, builder.gep(tile, [in_tile]), ir.Constant(_I64, 64))
+                do(builder, "tileloadd64", _WEIGHTS + j, builder.gep(tile, [in_tile]), int64(64))
                 for i in range(num_blocks):
                     do(builder, "tdpbf16ps", num_tiles * i + j, _ROWS + i, _WEIGHTS + j)
             loop.close([])
             for register in range(num_blocks * num_tiles):
-                place = builder.gep(sums, [ir.Constant(_I64, TILE_BYTES * register)])
-                do(builder, "tilestored64", register, place, ir.Constant(_I64, 64))
+                place = builder.gep(sums, [int64(TILE_BYTES * register)])
+                do(builder, "tilestored64", register, place, int64(64))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), codegen
@@ -79,10 +72,10 @@ def put_tile(typingctx: Any, sums: Any, num_rows: Any, out: Any, stride: Any, ad
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums, out = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 2))
-        row_bytes = builder.mul(args[3], ir.Constant(_I64, 4))
-        adds = builder.icmp_signed("!=", args[4], ir.Constant(_I64, 0))
+        row_bytes = builder.mul(args[3], int64(4))
+        adds = builder.icmp_signed("!=", args[4], int64(0))
         loop = Loop(builder, args[1], [])
-        value = load(builder, sums, builder.mul(loop.index, ir.Constant(_I64, 64)), _FLOATS)
+        value = load(builder, sums, builder.mul(loop.index, int64(64)), _FLOATS)
         place = builder.gep(out, [builder.mul(loop.index, row_bytes)])
         kept = cgutils.alloca_once(builder, _FLOATS)
         builder.store(value, kept)
@@ -99,19 +92,8 @@ def put_tile(typingctx: Any, sums: Any, num_rows: Any, out: Any, stride: Any, ad
 _QUERIES, _KEYS, _PAIRS, _VALUES = range(4, 8)
 
 
-@intrinsic
-def shape_attention_tiles(typingctx: Any) -> Any:
-    """Give the registers the shapes of attention: 16 keys are half a row of weights and 8 rows of values."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        columns, rows = [64] * 6 + [32, 64], [SIDE] * 7 + [SIDE // 2]
-        shapes = struct.pack("<16B16H16B", 1, *[0] * 15, *columns, *[0] * 8, *rows, *[0] * 8)
-        kept = ir.Constant(ir.ArrayType(_I8, len(shapes)), bytearray(shapes))
-        place = cgutils.global_constant(builder, "octavo_attention_shapes", kept)
-        do(builder, "ldtilecfg", builder.bitcast(place, _I8.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+# Registers have the shapes of attention: 16 keys are half a row of weights and 8 rows of values.
+shape_attention_tiles = make_shapes([64] * 6 + [32, 64], [SIDE] * 7 + [SIDE // 2])
 
 
 @intrinsic
@@ -125,35 +107,23 @@ def score_tile(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         queries, keys, sums, scores = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 2, 3, 4))
-        row_bytes = builder.mul(args[1], ir.Constant(_I64, 2))
+        row_bytes = builder.mul(args[1], int64(2))
         do(builder, "tilezero", 0)
-        loop = Loop(builder, builder.udiv(args[1], ir.Constant(_I64, GROUP)), [])
-        in_row = builder.mul(loop.index, ir.Constant(_I64, 2 * GROUP))
-        in_page = builder.mul(loop.index, ir.Constant(_I64, GROUP_BYTES))
+        loop = Loop(builder, builder.udiv(args[1], int64(GROUP)), [])
+        in_row = builder.mul(loop.index, int64(2 * GROUP))
+        in_page = builder.mul(loop.index, int64(GROUP_BYTES))
         do(builder, "tileloadd64", _QUERIES, builder.gep(queries, [in_row]), row_bytes)
-        do(builder, "tileloadd64", _KEYS, builder.gep(keys, [in_page]), ir.Constant(_I64, 64))
+        do(builder, "tileloadd64", _KEYS, builder.gep(keys, [in_page]), int64(64))
         do(builder, "tdpbf16ps", 0, _QUERIES, _KEYS)
         loop.close([])
-        do(builder, "tilestored64", 0, sums, ir.Constant(_I64, 64))
+        do(builder, "tilestored64", 0, sums, int64(64))
         factor = splat(builder, args[6])
         for query in range(SIDE):
             score = builder.fmul(load(builder, sums, 64 * query, _FLOATS), factor)
-            store(builder, score, scores, builder.mul(args[5], ir.Constant(_I64, query)))
+            store(builder, score, scores, builder.mul(args[5], int64(query)))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6, types.float32), codegen
-
-
-@intrinsic
-def start_sums(typingctx: Any) -> Any:
-    """Begin sums of weights times values."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        for register in range(4):
-            do(builder, "tilezero", register)
-        return context.get_dummy_value()
-
-    return types.void(), codegen
 
 
 def make_page_sums(num_parts: int) -> tuple[Any, Any]:
@@ -167,10 +137,10 @@ def make_page_sums(num_parts: int) -> tuple[Any, Any]:
     def add_page(typingctx: Any, weights: Any, weights_bytes: Any, values: Any, head_dim: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             weights, values = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 2))
-            row_bytes = builder.mul(args[3], ir.Constant(_I64, 4))
+            row_bytes = builder.mul(args[3], int64(4))
             do(builder, "tileloadd64", _PAIRS, weights, args[1])
             for part in range(num_parts):
-                place = builder.gep(values, [ir.Constant(_I64, 64 * part)])
+                place = builder.gep(values, [int64(64 * part)])
                 do(builder, "tileloadd64", _VALUES, place, row_bytes)
                 do(builder, "tdpbf16ps", part, _PAIRS, _VALUES)
             return context.get_dummy_value()
@@ -181,9 +151,9 @@ def make_page_sums(num_parts: int) -> tuple[Any, Any]:
     def put_sums(typingctx: Any, out: Any, head_dim: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             out = builder.inttoptr(args[0], _I8.as_pointer())
-            row_bytes = builder.mul(args[1], ir.Constant(_I64, 4))
+            row_bytes = builder.mul(args[1], int64(4))
             for part in range(num_parts):
-                do(builder, "tilestored64", part, builder.gep(out, [ir.Constant(_I64, 64 * part)]), row_bytes)
+                do(builder, "tilestored64", part, builder.gep(out, [int64(64 * part)]), row_bytes)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 2), codegen

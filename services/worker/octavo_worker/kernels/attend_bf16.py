@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo_worker.kernels.amx import TILE_BYTES
-from octavo_worker.kernels.amx_bf16 import make_page_sums, score_tile, start_sums
+from octavo_worker.kernels.amx import TILE_BYTES, start_sums
+from octavo_worker.kernels.amx_bf16 import make_page_sums, score_tile
 from octavo_worker.kernels.attention_frame import (
     BLOCK_BYTES,
     HEAD_DIM,

@@ -22,7 +22,19 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from octavo_worker.kernels.integer import GROUP, Format, Loop, call, constant, load, put_results, splat, store
+from octavo_worker.kernels.integer import (
+    GROUP,
+    Format,
+    Loop,
+    call,
+    constant,
+    fma,
+    int64,
+    load,
+    put_results,
+    splat,
+    store,
+)
 from octavo_worker.kernels.vector import LANES, intrinsic
 
 GROUP_BYTES = 2 * GROUP * LANES
@@ -78,18 +90,13 @@ def halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
     return builder.bitcast(low, _FLOATS), builder.bitcast(builder.and_(pairs, constant(_INTS, _HIGH)), _FLOATS)
 
 
-def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """A b + c of vectors, rounded once."""
-    return call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [a, b, c])
-
-
 @intrinsic
 def flush_subnormals(typingctx: Any) -> Any:
     """Make this thread's arithmetic take subnormal numbers for zero; returns what `keep_subnormals` wants."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if platform.machine() != "x86_64":
-            return ir.Constant(_I64, 0)
+            return int64(0)
         place = cgutils.alloca_once(builder, _I32)
         pointer = builder.bitcast(place, _I8.as_pointer())
         call(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), [pointer])
@@ -132,8 +139,8 @@ def round_row(typingctx: Any, values: Any, width: Any, floats: Any, shorts: Any)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, floats, shorts = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 2, 3))
-        loop = Loop(builder, builder.udiv(args[1], ir.Constant(_I64, LANES)), [])
-        at, half = (builder.mul(loop.index, ir.Constant(_I64, size * LANES)) for size in (4, 2))
+        loop = Loop(builder, builder.udiv(args[1], int64(LANES)), [])
+        at, half = (builder.mul(loop.index, int64(size * LANES)) for size in (4, 2))
         bits = rounded_bits(builder, load(builder, values, at, _FLOATS))
         store(builder, bits, shorts, half)
         store(builder, widened(builder, bits), floats, at)
@@ -168,13 +175,13 @@ def make_dot_rows(num_rows: int) -> Any:
     def dot_rows(typingctx: Any, weights: Any, floats: Any, num_inputs: Any, out: Any, stride: Any, adds: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             weights, floats, out = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 1, 3))
-            row_bytes = builder.mul(args[2], ir.Constant(_I64, 4))
-            rows = [builder.gep(floats, [builder.mul(row_bytes, ir.Constant(_I64, i))]) for i in range(num_rows)]
-            num_groups = builder.udiv(args[2], ir.Constant(_I64, GROUP))
+            row_bytes = builder.mul(args[2], int64(4))
+            rows = [builder.gep(floats, [builder.mul(row_bytes, int64(i))]) for i in range(num_rows)]
+            num_groups = builder.udiv(args[2], int64(GROUP))
             loop = Loop(builder, num_groups, [constant(_FLOATS, 0.0)] * num_rows)
-            base = builder.gep(weights, [builder.mul(loop.index, ir.Constant(_I64, GROUP_BYTES))])
+            base = builder.gep(weights, [builder.mul(loop.index, int64(GROUP_BYTES))])
             lines = [load(builder, base, 64 * k, _INTS) for k in range(GROUP // 2)]
-            at = builder.mul(loop.index, ir.Constant(_I64, 4 * GROUP))
+            at = builder.mul(loop.index, int64(4 * GROUP))
             sums = dot_pairs(builder, rows, lines, at)
             grown = [builder.fadd(total, new) for total, new in zip(loop.carried, sums, strict=True)]
             loop.close(grown)

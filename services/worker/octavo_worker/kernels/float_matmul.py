@@ -101,8 +101,9 @@ def _add_bias(a, first_tile, last_tile, first, last):  # noqa: ANN001, ANN202 - 
 def _kernel(form: Format, use_tiles: bool) -> team.Launcher:
     """The kernel for one format, with the matrix unit or without; numba compiles it for its constants."""
     # Numbers alone, or the kernel would not be found again on disk.
-    is_packed, place = form != BFLOAT16, 0 if form == BFLOAT16 else FORMATS.index(form)
-    group_bytes, most_rows = form.group_bytes, _ROWS_PER_UNPACKING if form != BFLOAT16 else _ROWS_PER_TASK
+    is_packed = form != BFLOAT16
+    place = FORMATS.index(form) if is_packed else 0
+    group_bytes, most_rows = form.group_bytes, _ROWS_PER_UNPACKING if is_packed else _ROWS_PER_TASK
 
     def float_matmul(raw):  # noqa: ANN001, ANN202 - compiled
         a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
@@ -112,6 +113,8 @@ def _kernel(form: Format, use_tiles: bool) -> team.Launcher:
         groups = a[INPUTS] // GROUP
         sums = a[SCRATCH] + a[SCRATCH_BYTES] * fetch_add(a.ctypes.data + 8 * team.SLOT, 1)
         before = flush_subnormals()
+        # use_tiles is a constant, asked first each time: what it excludes is not compiled, and could not be where there
+        # is no such unit.
         by_tiles = use_tiles and num_rows >= FEWEST_ROWS
         if use_tiles and by_tiles:
             shape_tiles()

@@ -76,6 +76,16 @@ def call(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
+def int64(value: int) -> Any:
+    """A constant of 64 bits."""
+    return ir.Constant(_I64, value)
+
+
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """A b + c of vectors of 16 floats, rounded once."""
+    return call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [a, b, c])
+
+
 def splat(builder: Any, scalar: Any) -> Any:
     """A scalar in all lanes."""
     nothing = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
@@ -85,7 +95,7 @@ def splat(builder: Any, scalar: Any) -> Any:
 
 def load(builder: Any, base: Any, num_bytes: Any, kind: Any) -> Any:
     """Read a value some bytes behind a byte pointer; no alignment is assumed."""
-    at = num_bytes if hasattr(num_bytes, "type") else ir.Constant(_I64, num_bytes)
+    at = num_bytes if hasattr(num_bytes, "type") else int64(num_bytes)
     value = builder.load(builder.bitcast(builder.gep(base, [at]), kind.as_pointer()), typ=kind)
     value.align = 1
     return value
@@ -93,7 +103,7 @@ def load(builder: Any, base: Any, num_bytes: Any, kind: Any) -> Any:
 
 def store(builder: Any, value: Any, base: Any, num_bytes: Any) -> None:
     """Write a value some bytes behind a byte pointer."""
-    at = num_bytes if hasattr(num_bytes, "type") else ir.Constant(_I64, num_bytes)
+    at = num_bytes if hasattr(num_bytes, "type") else int64(num_bytes)
     builder.store(value, builder.bitcast(builder.gep(base, [at]), value.type.as_pointer())).align = 1
 
 
@@ -127,7 +137,7 @@ class Loop:
         builder.branch(self._body)
         builder.position_at_end(self._body)
         self.index = builder.phi(_I64)
-        self.index.add_incoming(ir.Constant(_I64, 0), entry)
+        self.index.add_incoming(int64(0), entry)
         self.carried = [builder.phi(value.type) for value in carried]
         for phi, value in zip(self.carried, carried, strict=True):
             phi.add_incoming(value, entry)
@@ -135,7 +145,7 @@ class Loop:
     def close(self, carried: list[Any]) -> None:
         """End the body with the values for the next round; they are also what the loop leaves."""
         builder = self._builder
-        following = builder.add(self.index, ir.Constant(_I64, 1))
+        following = builder.add(self.index, int64(1))
         self.index.add_incoming(following, builder.block)
         for phi, value in zip(self.carried, carried, strict=True):
             phi.add_incoming(value, builder.block)
@@ -165,15 +175,15 @@ def scaled_group(builder: Any, lanes: tuple[Any, Any], total: Any, scale: Any, o
     """A row's result so far + a group's sums times the scales: the same operations for whoever made the sums."""
     deltas, minima = lanes
     scaled = builder.fmul(builder.sitofp(total, _FLOATS), scale)
-    result = call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [scaled, deltas, result])
-    return result if minima is None else call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [minima, offset, result])
+    result = fma(builder, scaled, deltas, result)
+    return result if minima is None else fma(builder, minima, offset, result)
 
 
 def put_results(builder: Any, results: list[Any], out: Any, stride: Any, adds: Any) -> None:
     """Write rows of 16 floats, `stride` floats apart, or add them to what is there."""
-    row_bytes = builder.mul(stride, ir.Constant(_I64, 4))
-    outs = [builder.gep(out, [builder.mul(row_bytes, ir.Constant(_I64, row))]) for row in range(len(results))]
-    with builder.if_else(builder.icmp_signed("!=", adds, ir.Constant(_I64, 0))) as (then, otherwise):
+    row_bytes = builder.mul(stride, int64(4))
+    outs = [builder.gep(out, [builder.mul(row_bytes, int64(row))]) for row in range(len(results))]
+    with builder.if_else(builder.icmp_signed("!=", adds, int64(0))) as (then, otherwise):
         with then:
             for place, value in zip(outs, results, strict=True):
                 store(builder, builder.fadd(load(builder, place, 0, _FLOATS), value), place, 0)
@@ -213,18 +223,18 @@ def make_dot_rows(num_rows: int) -> Any:
             pointer, args = _I8.as_pointer(), args[1:]
             weights, ints, scales, sums, out = (builder.inttoptr(args[i], pointer) for i in (0, 1, 2, 3, 5))
             num_inputs, stride, adds = args[4], args[6], args[7]
-            num_groups = builder.udiv(num_inputs, ir.Constant(_I64, GROUP))
-            row_bytes = builder.mul(num_groups, ir.Constant(_I64, 4))
+            num_groups = builder.udiv(num_inputs, int64(GROUP))
+            row_bytes = builder.mul(num_groups, int64(4))
 
             def starts(base: Any, step: Any) -> list[Any]:
-                return [builder.gep(base, [builder.mul(step, ir.Constant(_I64, row))]) for row in range(num_rows)]
+                return [builder.gep(base, [builder.mul(step, int64(row))]) for row in range(num_rows)]
 
             rows, row_scales, row_sums = starts(ints, num_inputs), starts(scales, row_bytes), starts(sums, row_bytes)
             loop = Loop(builder, num_groups, [constant(_FLOATS, 0.0)] * num_rows)
-            base = builder.gep(weights, [builder.mul(loop.index, ir.Constant(_I64, form.group_bytes))])
+            base = builder.gep(weights, [builder.mul(loop.index, int64(form.group_bytes))])
             vectors, lanes = group_vectors(builder, base, form), group_scales(builder, base, form)
-            in_row = builder.mul(loop.index, ir.Constant(_I64, GROUP))
-            in_group = builder.mul(loop.index, ir.Constant(_I64, 4))
+            in_row = builder.mul(loop.index, int64(GROUP))
+            in_group = builder.mul(loop.index, int64(4))
             words = [builder.gep(row, [in_row]) for row in rows]
             kind = _F32 if form.has_minima else _I32
             offsets = [splat(builder, load(builder, place, in_group, kind)) for place in row_sums]
@@ -286,19 +296,15 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 
 def exp(builder: Any, x: Any) -> Any:
     """E ** x of a vector, x <= 0, to 2 ulp: Cephes' expf. Below -87 it stays at 1e-38; NaN stays NaN."""
-
-    def fma(a: Any, b: Any, c: Any) -> Any:
-        return call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [a, b, c])
-
     lowest = constant(_FLOATS, -87.0)
     x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
     n = call(builder, f"llvm.rint.v{LANES}f32", _FLOATS, [builder.fmul(x, constant(_FLOATS, _LOG2E))])
-    r = fma(n, constant(_FLOATS, -_LN2_HIGH), x)
-    r = fma(n, constant(_FLOATS, -_LN2_LOW), r)
+    r = fma(builder, n, constant(_FLOATS, -_LN2_HIGH), x)
+    r = fma(builder, n, constant(_FLOATS, -_LN2_LOW), r)
     p = constant(_FLOATS, _EXP[0])
     for factor in _EXP[1:]:
-        p = fma(p, r, constant(_FLOATS, factor))
-    p = builder.fadd(fma(p, builder.fmul(r, r), r), constant(_FLOATS, 1.0))
+        p = fma(builder, p, r, constant(_FLOATS, factor))
+    p = builder.fadd(fma(builder, p, builder.fmul(r, r), r), constant(_FLOATS, 1.0))
     power = builder.shl(builder.add(builder.fptosi(n, _INTS), constant(_INTS, 127)), constant(_INTS, 23))
     return builder.fmul(p, builder.bitcast(power, _FLOATS))
 

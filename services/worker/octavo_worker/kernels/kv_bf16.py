@@ -17,16 +17,12 @@ from numba.core import cgutils, types
 
 from octavo_worker.kernels.attention_frame import PAGE
 from octavo_worker.kernels.bfloat16 import dot_pairs, rounded_bits, widened
-from octavo_worker.kernels.integer import Loop, constant, load, prefetch, splat, store
-from octavo_worker.kernels.softmax_bytes import exp2, larger_of, tree
+from octavo_worker.kernels.integer import Loop, constant, int64, load, prefetch, splat, store
+from octavo_worker.kernels.softmax_bytes import exp2, largest_score, seen_keys, tree
 from octavo_worker.kernels.vector import LANES, intrinsic
 
-_F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
-
-
-def _integer(value: int) -> Any:
-    return ir.Constant(_I64, value)
 
 
 @intrinsic
@@ -35,12 +31,12 @@ def put_key(typingctx: Any, values: Any, head_dim: Any, keys: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, keys = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 2))
-        loop = Loop(builder, builder.udiv(args[1], _integer(LANES)), [])
-        bits = rounded_bits(builder, load(builder, values, builder.mul(loop.index, _integer(64)), _FLOATS))
+        loop = Loop(builder, builder.udiv(args[1], int64(LANES)), [])
+        bits = rounded_bits(builder, load(builder, values, builder.mul(loop.index, int64(64)), _FLOATS))
         pairs = builder.bitcast(bits, ir.VectorType(_I32, LANES // 2))
-        first = builder.mul(loop.index, _integer(64 * LANES // 2))
+        first = builder.mul(loop.index, int64(64 * LANES // 2))
         for pair in range(LANES // 2):
-            at = builder.add(first, _integer(64 * pair))
+            at = builder.add(first, int64(64 * pair))
             store(builder, builder.extract_element(pairs, ir.Constant(_I32, pair)), keys, at)
         loop.close([])
         return context.get_dummy_value()
@@ -54,11 +50,11 @@ def put_value(typingctx: Any, values: Any, head_dim: Any, to: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, to = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 2))
-        loop = Loop(builder, builder.udiv(args[1], _integer(LANES)), [])
-        at = builder.mul(loop.index, _integer(64))
+        loop = Loop(builder, builder.udiv(args[1], int64(LANES)), [])
+        at = builder.mul(loop.index, int64(64))
         bits = rounded_bits(builder, load(builder, values, at, _FLOATS))
         for lane in range(LANES):
-            place = builder.add(at, _integer(4 * lane))
+            place = builder.add(at, int64(4 * lane))
             store(builder, builder.extract_element(bits, ir.Constant(_I32, lane)), to, place)
         loop.close([])
         return context.get_dummy_value()
@@ -73,7 +69,7 @@ def copy_values(typingctx: Any, values: Any, head_dim: Any, num_keys: Any, to: A
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, to = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 3))
         keys = builder.trunc(args[2], _I32)
-        row_bytes = builder.mul(args[1], _integer(4))
+        row_bytes = builder.mul(args[1], int64(4))
         for pair in range(PAGE // 2):
             low, high = (
                 builder.select(
@@ -84,9 +80,9 @@ def copy_values(typingctx: Any, values: Any, head_dim: Any, num_keys: Any, to: A
                 for half in range(2)
             )
             mask = splat(builder, builder.or_(low, high))
-            base = builder.mul(row_bytes, _integer(pair))
-            loop = Loop(builder, builder.udiv(args[1], _integer(LANES)), [])
-            at = builder.add(base, builder.mul(loop.index, _integer(64)))
+            base = builder.mul(row_bytes, int64(pair))
+            loop = Loop(builder, builder.udiv(args[1], int64(LANES)), [])
+            at = builder.add(base, builder.mul(loop.index, int64(64)))
             store(builder, builder.and_(load(builder, values, at, _INTS), mask), to, at)
             loop.close([])
         return context.get_dummy_value()
@@ -108,26 +104,15 @@ def make_weigh(packs: bool) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             base = builder.inttoptr(args[0], _I8.as_pointer())
             first, limit = (splat(builder, builder.trunc(args[i], _I32)) for i in (1, 2))
-            lowest, zero = constant(_FLOATS, float("-inf")), constant(_FLOATS, 0.0)
-
-            def place(loop: Loop) -> tuple[Any, Any]:
-                start = splat(builder, builder.trunc(builder.mul(loop.index, _integer(LANES)), _I32))
-                keys = builder.add(start, ir.Constant(_INTS, list(range(LANES))))
-                seen = builder.and_(builder.icmp_signed(">=", keys, first), builder.icmp_signed("<", keys, limit))
-                return builder.mul(loop.index, _integer(64)), seen
-
-            loop = Loop(builder, args[3], [lowest])
-            at, seen = place(loop)
-            larger = larger_of(builder, loop.carried[0], builder.select(seen, load(builder, base, at, _FLOATS), lowest))
-            loop.close([larger])
-            top = splat(builder, tree(builder, larger, lambda a, b: larger_of(builder, a, b)))
+            zero = constant(_FLOATS, 0.0)
+            top = largest_score(builder, base, args[3], first, limit)
             loop = Loop(builder, args[3], [zero])
-            at, seen = place(loop)
+            at, seen = seen_keys(builder, loop, first, limit)
             weight = exp2(builder, builder.fsub(load(builder, base, at, _FLOATS), top))
             bits = rounded_bits(builder, builder.select(seen, weight, zero))
             rounded = widened(builder, bits)
             if packs:
-                store(builder, bits, base, builder.mul(loop.index, _integer(2 * LANES)))
+                store(builder, bits, base, builder.mul(loop.index, int64(2 * LANES)))
             else:
                 store(builder, rounded, base, at)
             total = builder.fadd(loop.carried[0], rounded)
@@ -153,39 +138,39 @@ def make_score_page(num_queries: int) -> Any:
     ) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             queries, keys, scores, ahead = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 2, 3, 5))
-            row_bytes = builder.mul(args[1], _integer(4))
-            rows = [builder.gep(queries, [builder.mul(row_bytes, _integer(i))]) for i in range(num_queries)]
+            row_bytes = builder.mul(args[1], int64(4))
+            rows = [builder.gep(queries, [builder.mul(row_bytes, int64(i))]) for i in range(num_queries)]
 
             def sums(first: Any, num_pairs: int) -> list[Any]:
                 """Of so many pairs of dims from one on."""
-                base = builder.mul(first, _integer(64))
+                base = builder.mul(first, int64(64))
                 lines: list[Any] = []
                 for pair in range(num_pairs):
-                    line = builder.add(base, _integer(64 * pair))
+                    line = builder.add(base, int64(64 * pair))
                     lines.append(load(builder, keys, line, _INTS))
                     prefetch(builder, ahead, line)
-                return dot_pairs(builder, rows, lines, builder.mul(first, _integer(8)))
+                return dot_pairs(builder, rows, lines, builder.mul(first, int64(8)))
 
             # A head may end in half a group.
             kept = [cgutils.alloca_once(builder, _FLOATS) for _ in rows]
             for place in kept:
                 builder.store(constant(_FLOATS, 0.0), place)
-            groups = builder.udiv(args[1], _integer(2 * LANES))
-            with builder.if_then(builder.icmp_signed(">", groups, _integer(0))):
+            groups = builder.udiv(args[1], int64(2 * LANES))
+            with builder.if_then(builder.icmp_signed(">", groups, int64(0))):
                 loop = Loop(builder, groups, [constant(_FLOATS, 0.0)] * num_queries)
-                new = sums(builder.mul(loop.index, _integer(LANES)), LANES)
+                new = sums(builder.mul(loop.index, int64(LANES)), LANES)
                 grown = [builder.fadd(total, more) for total, more in zip(loop.carried, new, strict=True)]
                 loop.close(grown)
                 for place, total in zip(kept, grown, strict=True):
                     builder.store(total, place)
-            whole = builder.mul(groups, _integer(2 * LANES))
+            whole = builder.mul(groups, int64(2 * LANES))
             with builder.if_then(builder.icmp_signed(">", args[1], whole)):
-                new = sums(builder.mul(groups, _integer(LANES)), LANES // 2)
+                new = sums(builder.mul(groups, int64(LANES)), LANES // 2)
                 for place, more in zip(kept, new, strict=True):
                     builder.store(builder.fadd(builder.load(place), more), place)
             for i, place in enumerate(kept):
                 score = builder.fmul(builder.load(place), splat(builder, args[6]))
-                store(builder, score, scores, builder.mul(args[4], _integer(i)))
+                store(builder, score, scores, builder.mul(args[4], int64(i)))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6, types.float32), codegen
@@ -206,16 +191,16 @@ def make_add_page(num_queries: int, num_parts: int) -> Any:
     ) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             weights, values, out, ahead = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 2, 4, 5))
-            row_bytes = builder.mul(args[3], _integer(4))
-            rows = [builder.gep(weights, [builder.mul(args[1], _integer(i))]) for i in range(num_queries)]
-            outs = [builder.gep(out, [builder.mul(row_bytes, _integer(i))]) for i in range(num_queries)]
+            row_bytes = builder.mul(args[3], int64(4))
+            rows = [builder.gep(weights, [builder.mul(args[1], int64(i))]) for i in range(num_queries)]
+            outs = [builder.gep(out, [builder.mul(row_bytes, int64(i))]) for i in range(num_queries)]
             for part in range(num_parts):
                 lines: list[Any] = []
                 for pair in range(PAGE // 2):
-                    line = builder.add(builder.mul(row_bytes, _integer(pair)), _integer(64 * part))
+                    line = builder.add(builder.mul(row_bytes, int64(pair)), int64(64 * part))
                     lines.append(load(builder, values, line, _INTS))
                     prefetch(builder, ahead, line)
-                for place, new in zip(outs, dot_pairs(builder, rows, lines, _integer(0)), strict=True):
+                for place, new in zip(outs, dot_pairs(builder, rows, lines, int64(0)), strict=True):
                     store(builder, builder.fadd(load(builder, place, 64 * part, _FLOATS), new), place, 64 * part)
             return context.get_dummy_value()
 

@@ -16,24 +16,20 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from octavo_worker.kernels.integer import Loop, call, constant, load, peak, rounded, scaling, splat, store
+from octavo_worker.kernels.integer import Loop, call, constant, fma, int64, load, peak, rounded, scaling, splat, store
 from octavo_worker.kernels.vector import LANES, intrinsic
 
-_F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
 _BYTES = ir.VectorType(_I8, LANES)
 # 127 * 128: a query's largest integer.
 _QUERY_MAX = 16256.0
 
 
-def _integer(value: int) -> Any:
-    return ir.Constant(_I64, value)
-
-
 def _peak(builder: Any, values: Any, parts: Any) -> Any:
     """Largest size of so many vectors of 16 floats; NaN if one is NaN."""
     loop = Loop(builder, parts, [ir.Constant(_F32, 0.0)])
-    part = load(builder, values, builder.mul(loop.index, _integer(64)), _FLOATS)
+    part = load(builder, values, builder.mul(loop.index, int64(64)), _FLOATS)
     mine = builder.bitcast(peak(builder, [part]), _I32)
     so_far = builder.bitcast(loop.carried[0], _I32)
     largest = builder.select(builder.icmp_unsigned(">", mine, so_far), mine, so_far)
@@ -52,17 +48,17 @@ def put_head(typingctx: Any, values: Any, head_dim: Any, out: Any, word: Any, by
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _I8.as_pointer()
         values, out, scale_at = (builder.inttoptr(args[i], pointer) for i in (0, 2, 6))
-        parts = builder.udiv(args[1], _integer(LANES))
+        parts = builder.udiv(args[1], int64(LANES))
         scale, inverse = scaling(builder, _peak(builder, values, parts), ir.Constant(_F32, 127.0))
         store(builder, scale, scale_at, 0)
         flip = splat(builder, builder.trunc(args[5], _I8))
         loop = Loop(builder, parts, [])
-        part = load(builder, values, builder.mul(loop.index, _integer(64)), _FLOATS)
+        part = load(builder, values, builder.mul(loop.index, int64(64)), _FLOATS)
         whole = builder.xor(builder.trunc(rounded(builder, part, inverse), _BYTES), flip)
-        first = builder.mul(loop.index, _integer(LANES // 4))
+        first = builder.mul(loop.index, int64(LANES // 4))
         for dim in range(LANES):
-            at = builder.mul(builder.add(first, _integer(dim // 4)), args[3])
-            at = builder.add(at, builder.mul(args[4], _integer(dim % 4)))
+            at = builder.mul(builder.add(first, int64(dim // 4)), args[3])
+            at = builder.add(at, builder.mul(args[4], int64(dim % 4)))
             store(builder, builder.extract_element(whole, ir.Constant(_I32, dim)), out, at)
         loop.close([])
         return context.get_dummy_value()
@@ -81,15 +77,15 @@ def split_query(typingctx: Any, values: Any, head_dim: Any, high: Any, low: Any,
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _I8.as_pointer()
         values, high_at, low_at, words = (builder.inttoptr(args[i], pointer) for i in (0, 2, 3, 4))
-        parts = builder.udiv(args[1], _integer(LANES))
+        parts = builder.udiv(args[1], int64(LANES))
         scale, inverse = scaling(builder, _peak(builder, values, parts), ir.Constant(_F32, _QUERY_MAX))
         store(builder, builder.fmul(scale, args[5]), words, 0)
         loop = Loop(builder, parts, [constant(_INTS, 0)])
-        part = load(builder, values, builder.mul(loop.index, _integer(64)), _FLOATS)
+        part = load(builder, values, builder.mul(loop.index, int64(64)), _FLOATS)
         whole = rounded(builder, part, inverse)
         high = builder.ashr(builder.add(whole, constant(_INTS, 64)), constant(_INTS, 7))
         low = builder.sub(whole, builder.shl(high, constant(_INTS, 7)))
-        place = builder.mul(loop.index, _integer(LANES))
+        place = builder.mul(loop.index, int64(LANES))
         store(builder, builder.trunc(high, _BYTES), high_at, place)
         store(builder, builder.trunc(low, _BYTES), low_at, place)
         total = builder.add(loop.carried[0], whole)
@@ -118,7 +114,7 @@ def mix_16(typingctx: Any, values: Any) -> Any:
         total = constant(_FLOATS, 0.0)
         for place, row in enumerate(_hadamard_16()):
             value = splat(builder, load(builder, base, 4 * place, _F32))
-            total = call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [value, ir.Constant(_FLOATS, row), total])
+            total = fma(builder, value, ir.Constant(_FLOATS, row), total)
         store(builder, total, base, 0)
         return context.get_dummy_value()
 

@@ -11,16 +11,12 @@ from llvmlite import ir
 from numba.core import types
 
 from octavo_worker.kernels.attention_frame import PAGE
-from octavo_worker.kernels.integer import Loop, constant, dot4, load, prefetch, splat, store
+from octavo_worker.kernels.integer import Loop, constant, dot4, int64, load, prefetch, splat, store
 from octavo_worker.kernels.softmax_bytes import CHUNK, finish_scores
 from octavo_worker.kernels.vector import LANES, intrinsic
 
-_F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
-
-
-def _integer(value: int) -> Any:
-    return ir.Constant(_I64, value)
 
 
 def make_score_page(num_queries: int) -> Any:
@@ -41,13 +37,13 @@ def make_score_page(num_queries: int) -> Any:
             queries, words, keys, scales, scores, ahead = (
                 builder.inttoptr(args[i], pointer) for i in (0, 2, 3, 4, 5, 7)
             )
-            query_bytes = builder.mul(args[1], _integer(2))
-            rows = [builder.gep(queries, [builder.mul(query_bytes, _integer(i))]) for i in range(num_queries)]
-            loop = Loop(builder, builder.udiv(args[1], _integer(4)), [constant(_INTS, 0)] * 2 * num_queries)
-            line = builder.mul(loop.index, _integer(64))
+            query_bytes = builder.mul(args[1], int64(2))
+            rows = [builder.gep(queries, [builder.mul(query_bytes, int64(i))]) for i in range(num_queries)]
+            loop = Loop(builder, builder.udiv(args[1], int64(4)), [constant(_INTS, 0)] * 2 * num_queries)
+            line = builder.mul(loop.index, int64(64))
             vector = load(builder, keys, line, _INTS)
             prefetch(builder, ahead, line)
-            at = builder.mul(loop.index, _integer(4))
+            at = builder.mul(loop.index, int64(4))
             grown: list[Any] = []
             for i, row in enumerate(rows):
                 for half, place in enumerate((at, builder.add(at, args[1]))):
@@ -57,7 +53,7 @@ def make_score_page(num_queries: int) -> Any:
             key_scales = load(builder, scales, 0, _FLOATS)
             for i in range(num_queries):
                 result = finish_scores(builder, grown[2 * i], grown[2 * i + 1], words, i, key_scales)
-                store(builder, result, scores, builder.mul(args[6], _integer(i)))
+                store(builder, result, scores, builder.mul(args[6], int64(i)))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 8), codegen
@@ -87,21 +83,21 @@ def make_add_page(num_queries: int, num_parts: int) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = _I8.as_pointer()
             weights, values, out, ahead = (builder.inttoptr(args[i], pointer) for i in (0, 2, 4, 6))
-            word_bytes = builder.mul(args[3], _integer(4))
-            rows = [builder.gep(weights, [builder.mul(args[1], _integer(i))]) for i in range(num_queries)]
+            word_bytes = builder.mul(args[3], int64(4))
+            rows = [builder.gep(weights, [builder.mul(args[1], int64(i))]) for i in range(num_queries)]
             outs = [
-                builder.gep(place, [builder.mul(word_bytes, _integer(half))])
-                for place in (builder.gep(out, [builder.mul(args[5], _integer(i))]) for i in range(num_queries))
+                builder.gep(place, [builder.mul(word_bytes, int64(half))])
+                for place in (builder.gep(out, [builder.mul(args[5], int64(i))]) for i in range(num_queries))
                 for half in range(2)
             ]
             totals = [[load(builder, place, 64 * part, _INTS) for part in range(num_parts)] for place in outs]
             for word in range(PAGE // 4):
-                base = builder.mul(word_bytes, _integer(word))
+                base = builder.mul(word_bytes, int64(word))
                 columns = [
-                    load(builder, values, builder.add(base, _integer(64 * part)), _INTS) for part in range(num_parts)
+                    load(builder, values, builder.add(base, int64(64 * part)), _INTS) for part in range(num_parts)
                 ]
                 for part in range(num_parts):
-                    prefetch(builder, ahead, builder.add(base, _integer(64 * part)))
+                    prefetch(builder, ahead, builder.add(base, int64(64 * part)))
                 for i, row in enumerate(rows):
                     for half in range(2):
                         factor = splat(builder, load(builder, row, CHUNK * half + 4 * word, _I32))

@@ -18,7 +18,7 @@ import numpy as np
 from octavo_worker.kernels import team
 from octavo_worker.kernels.kv_int8 import mix_16
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, FRAME_VALUES, ROWS, Stage
-from octavo_worker.kernels.rows import sum_of_squares
+from octavo_worker.kernels.quantize import normalise
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, fetch_add, njit
 
 X, STRIDE, NUM_Q, NUM_KV, HEAD_DIM, PAIRS, Q_NORM, K_NORM, EPS, K_MEAN = range(FIRST_OWN, FIRST_OWN + 10)
@@ -26,14 +26,6 @@ _NUM_ARGUMENTS = FIRST_OWN + 10
 # Of the frame: address of the step's rotations [T, P, 2], cosine and sine.
 ROTATIONS = 11
 _ROWS_PER_TASK = 4
-
-
-@njit(nogil=True, error_model="numpy")
-def _norm_head(a, head, weight_at):  # noqa: ANN001, ANN202 - compiled
-    weight = carray(as_pointer(weight_at), (a[HEAD_DIM],), np.float32)
-    scale = np.float32(1.0) / np.sqrt(sum_of_squares(head) / np.float32(len(head)) + np.float32(a[EPS] * 2.0**-62))
-    for i in range(len(head)):
-        head[i] = head[i] * scale * weight[i]
 
 
 _HALF_ROOT = np.float32(0.5**0.5)
@@ -62,10 +54,10 @@ def _turn_row(a, row, rotations):  # noqa: ANN001, ANN202 - compiled
     x = carray(as_pointer(a[X] + 4 * row * a[STRIDE]), ((a[NUM_Q] + a[NUM_KV]) * dim,), np.float32)
     turns = carray(as_pointer(rotations + 8 * row * a[PAIRS]), (2 * a[PAIRS],), np.float32)
     for index in range(a[NUM_Q] + a[NUM_KV]):
-        head = x[index * dim : (index + 1) * dim]
+        head, at = x[index * dim : (index + 1) * dim], a[X] + 4 * (row * a[STRIDE] + index * dim)
         norm = a[Q_NORM] if index < a[NUM_Q] else a[K_NORM]
         if norm:
-            _norm_head(a, head, norm)
+            normalise(at, norm, dim, a[EPS], at)
         for pair in range(a[PAIRS]):
             cos, sin = turns[2 * pair], turns[2 * pair + 1]
             left, right = head[2 * pair], head[2 * pair + 1]
@@ -73,7 +65,7 @@ def _turn_row(a, row, rotations):  # noqa: ANN001, ANN202 - compiled
             head[2 * pair + 1] = left * sin + right * cos
         if not a[K_MEAN]:
             continue
-        mix_head(head, a[X] + 4 * (row * a[STRIDE] + index * dim))
+        mix_head(head, at)
         if index >= a[NUM_Q]:
             mean = carray(as_pointer(a[K_MEAN] + 4 * (index - a[NUM_Q]) * dim), (dim,), np.float32)
             for i in range(dim):

@@ -29,7 +29,7 @@ def _quantize_row(a, values, row):  # noqa: ANN001, ANN202 - compiled
 
 @njit(nogil=True, error_model="numpy")
 def normalise(x_at, weight_at, width, eps, to):  # noqa: ANN001, ANN201 - compiled
-    """X / sqrt(mean(x^2) + eps) * weight of a row, from an address to another; eps in units of 2**-62."""
+    """X / sqrt(mean(x^2) + eps) * weight of a row, from an address to another or in place; eps in units of 2**-62."""
     x = carray(as_pointer(x_at), (width,), np.float32)
     weight = carray(as_pointer(weight_at), (width,), np.float32)
     out = carray(as_pointer(to), (width,), np.float32)

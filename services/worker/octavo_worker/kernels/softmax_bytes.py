@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from octavo_worker.kernels.integer import Loop, call, constant, load, peak, scaling, splat, store
+from octavo_worker.kernels.integer import Loop, call, constant, fma, int64, load, peak, scaling, splat, store
 from octavo_worker.kernels.vector import LANES, intrinsic
 
 PAGES_A_CHUNK = 4
@@ -20,13 +20,15 @@ PAGES_A_CHUNK = 4
 CHUNK = PAGES_A_CHUNK * LANES
 # Most keys that a sum of products of bytes may have in int32: 255 * 127 * 66,311 < 2**31.
 KEYS_A_SUM = 65_536
-_F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
 _BYTES = ir.VectorType(_I8, LANES)
 LOG2E = 1.4426950408889634
 # 2 ** r for |r| <= 1/2 to 2e-7: Cephes' exp2f, the last coefficient first.
-_EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2)
-_EXP2_END = (2.402264791363012e-1, 6.931472028550421e-1)
+_EXP2 = (
+    *(1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2),
+    *(2.402264791363012e-1, 6.931472028550421e-1, 1.0),
+)
 
 
 def finish_scores(builder: Any, high: Any, low: Any, words: Any, query: int, key_scales: Any) -> Any:
@@ -39,19 +41,33 @@ def finish_scores(builder: Any, high: Any, low: Any, words: Any, query: int, key
 
 def exp2(builder: Any, x: Any) -> Any:
     """2 ** x of a vector, x <= 0. Below -125 it stays at 1e-38; NaN stays NaN."""
-
-    def fma(a: Any, b: Any, c: Any) -> Any:
-        return call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [a, b, c])
-
     lowest = constant(_FLOATS, -125.0)
     x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
     n = call(builder, f"llvm.rint.v{LANES}f32", _FLOATS, [x])
     r = builder.fsub(x, n)
     p = constant(_FLOATS, _EXP2[0])
-    for factor in (*_EXP2[1:], *_EXP2_END, 1.0):
-        p = fma(p, r, constant(_FLOATS, factor))
+    for factor in _EXP2[1:]:
+        p = fma(builder, p, r, constant(_FLOATS, factor))
     power = builder.shl(builder.fptosi(n, _INTS), constant(_INTS, 23))
     return builder.bitcast(builder.add(builder.bitcast(p, _INTS), power), _FLOATS)
+
+
+def seen_keys(builder: Any, loop: Loop, first: Any, limit: Any) -> tuple[Any, Any]:
+    """Of a loop over pages: place of a page's scores, and which of its keys lie in [first, limit), both vectors."""
+    start = splat(builder, builder.trunc(builder.mul(loop.index, int64(LANES)), _I32))
+    keys = builder.add(start, ir.Constant(_INTS, list(range(LANES))))
+    seen = builder.and_(builder.icmp_signed(">=", keys, first), builder.icmp_signed("<", keys, limit))
+    return builder.mul(loop.index, int64(64)), seen
+
+
+def largest_score(builder: Any, base: Any, num_pages: Any, first: Any, limit: Any) -> Any:
+    """The largest score of the keys [first, limit), in all lanes; NaN if one is NaN."""
+    lowest = constant(_FLOATS, float("-inf"))
+    loop = Loop(builder, num_pages, [lowest])
+    at, seen = seen_keys(builder, loop, first, limit)
+    larger = larger_of(builder, loop.carried[0], builder.select(seen, load(builder, base, at, _FLOATS), lowest))
+    loop.close([larger])
+    return splat(builder, tree(builder, larger, lambda a, b: larger_of(builder, a, b)))
 
 
 @intrinsic
@@ -69,22 +85,11 @@ def weigh(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         base, scales, words = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 1, 6))
         first, limit = (splat(builder, builder.trunc(args[i], _I32)) for i in (2, 3))
-        lowest, zero = constant(_FLOATS, float("-inf")), constant(_FLOATS, 0.0)
-        num_pages = builder.mul(args[4], ir.Constant(_I64, PAGES_A_CHUNK))
-
-        def place(loop: Loop) -> tuple[Any, Any]:
-            start = splat(builder, builder.trunc(builder.mul(loop.index, ir.Constant(_I64, LANES)), _I32))
-            keys = builder.add(start, ir.Constant(_INTS, list(range(LANES))))
-            seen = builder.and_(builder.icmp_signed(">=", keys, first), builder.icmp_signed("<", keys, limit))
-            return builder.mul(loop.index, ir.Constant(_I64, 64)), seen
-
-        loop = Loop(builder, num_pages, [lowest])
-        at, seen = place(loop)
-        larger = larger_of(builder, loop.carried[0], builder.select(seen, load(builder, base, at, _FLOATS), lowest))
-        loop.close([larger])
-        top = splat(builder, tree(builder, larger, lambda a, b: larger_of(builder, a, b)))
+        zero = constant(_FLOATS, 0.0)
+        num_pages = builder.mul(args[4], int64(PAGES_A_CHUNK))
+        top = largest_score(builder, base, num_pages, first, limit)
         loop = Loop(builder, num_pages, [zero, constant(_INTS, 0)])
-        at, seen = place(loop)
+        at, seen = seen_keys(builder, loop, first, limit)
         weight = exp2(builder, builder.fsub(load(builder, base, at, _FLOATS), top))
         # What lies in a slot never written counts for nothing.
         weight = builder.select(seen, weight, zero)
@@ -95,8 +100,8 @@ def weigh(
         bits, so_far = builder.bitcast(scaled, _INTS), loop.carried[1]
         most = builder.select(builder.icmp_unsigned(">", bits, so_far), bits, so_far)
         loop.close([total, most])
-        all_bits = builder.shl(ir.Constant(_I64, 1), builder.mul(args[5], ir.Constant(_I64, 2)))
-        largest = builder.sitofp(builder.sub(all_bits, ir.Constant(_I64, 1)), _F32)
+        all_bits = builder.shl(int64(1), builder.mul(args[5], int64(2)))
+        largest = builder.sitofp(builder.sub(all_bits, int64(1)), _F32)
         unit, inverse = scaling(builder, peak(builder, [builder.bitcast(most, _FLOATS)]), largest)
         store(builder, unit, words, 0)
         store(builder, tree(builder, total, builder.fadd), words, 4)
@@ -109,8 +114,8 @@ def weigh(
 def _to_bytes(builder: Any, base: Any, num_chunks: Any, inverse: Any, bits: Any) -> None:
     """Weights times `inverse` as integers, high halves and low ones; a chunk is read before its bytes are written."""
     loop = Loop(builder, num_chunks, [])
-    read = builder.gep(base, [builder.mul(loop.index, ir.Constant(_I64, 4 * CHUNK))])
-    write = builder.gep(base, [builder.mul(loop.index, ir.Constant(_I64, 2 * CHUNK))])
+    read = builder.gep(base, [builder.mul(loop.index, int64(4 * CHUNK))])
+    write = builder.gep(base, [builder.mul(loop.index, int64(2 * CHUNK))])
     wholes: list[Any] = []
     for page in range(PAGES_A_CHUNK):
         part = builder.fmul(load(builder, read, 64 * page, _FLOATS), inverse)

@@ -14,10 +14,10 @@ from llvmlite import ir
 from numba.core import types
 
 from octavo_worker.kernels.bfloat16 import GROUP_BYTES, Short, fma
-from octavo_worker.kernels.integer import FORMATS, Format, Loop, call, constant, group_scales, load, store
+from octavo_worker.kernels.integer import FORMATS, Format, Loop, call, constant, group_scales, int64, load, store
 from octavo_worker.kernels.vector import LANES, intrinsic
 
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I8, _I32 = ir.IntType(8), ir.IntType(32)
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(ir.FloatType(), LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
@@ -64,8 +64,8 @@ def unpack_groups(typingctx: Any, place: Any, weights: Any, num_groups: Any, to:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         weights, to = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (1, 3))
         loop = Loop(builder, args[2], [])
-        base = builder.gep(weights, [builder.mul(loop.index, ir.Constant(_I64, form.group_bytes))])
-        out = builder.gep(to, [builder.mul(loop.index, ir.Constant(_I64, GROUP_BYTES))])
+        base = builder.gep(weights, [builder.mul(loop.index, int64(form.group_bytes))])
+        out = builder.gep(to, [builder.mul(loop.index, int64(GROUP_BYTES))])
         deltas, minima = group_scales(builder, base, form)
         for vector in range(form.bits):
             word = load(builder, base, 64 * vector, _INTS)
