@@ -1,17 +1,21 @@
 """What a beam search costs in Python, step by step: plan, inputs, commit. No model, no forward pass.
 
-`python -m benchmarks.forks --json forks.json`: microseconds a step for contexts of several lengths. With costs that do
-not grow with the context, the columns are alike.
+Usage: python -m benchmarks.forks [--json FILE] [--widths 4 16] [--contexts 200 2000 8000]
+
+Microseconds a step for contexts of several lengths. With costs that do not grow with the context, those of a width are
+alike.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
+import sys
 import time
 from pathlib import Path
+
+from benchmarks.result import Result, report
 
 from octavo_worker.engine.blocks import BlockPool
 from octavo_worker.engine.plan import BatchPlan, RowResult, StepResult
@@ -81,23 +85,21 @@ def step_us(*, width: int, num_prompt_tokens: int) -> float:
     return statistics.median(times_us[NUM_WARM:])
 
 
-def main() -> None:
-    """Print a table, and write it as JSON where asked."""
+def main() -> int:
+    """Print the figures, and write them where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", nargs="*", type=int, default=[4, 16])
     parser.add_argument("--contexts", nargs="*", type=int, default=[200, 2_000, 8_000])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = [
-        {"width": width, "context": context, "step_us": round(step_us(width=width, num_prompt_tokens=context), 1)}
+    figures = {
+        f"width_{width}.context_{context}.step_us": round(step_us(width=width, num_prompt_tokens=context), 1)
         for width in args.widths
         for context in args.contexts
-    ]
-    for row in rows:
-        print(f"width {row['width']:>2}, context {row['context']:>5}: {row['step_us']:>8} us a step")
-    if args.json is not None:
-        args.json.write_text(json.dumps({"benchmark": "forks", "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    }
+    settings = {"num_steps": NUM_STEPS, "block_size": BLOCK_SIZE, "widths": args.widths, "contexts": args.contexts}
+    return report(Result(benchmark="forks", settings=settings, figures=figures), args.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +19,10 @@ from torch import Tensor
 
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_worker.engine.types import Request, SamplingParams, SeqId
-from octavo_worker.kernels import gpu
-from octavo_worker.models.base import LoadedModel, ModelConfig, RopeConfig
+from octavo_worker.models.base import CPU, CUDA, LoadedModel, ModelConfig, RopeConfig
 from octavo_worker.models.checkpoint import Checkpoint, Shape, StoredBlocks
-from octavo_worker.models.decoder import Decoder, num_parameters, tensors
-from octavo_worker.models.triton_decoder import TritonDecoder
+from octavo_worker.models.decoder import num_parameters, tensors
+from octavo_worker.models.registry import read_model
 from octavo_worker.plugins import attention_backends
 from octavo_worker.runtime.build import BuiltEngine, EngineConfig, assemble
 
@@ -105,10 +104,8 @@ class RandomCheckpoint(Checkpoint):
 
 def random_model(config: ModelConfig, *, device: str, precision: str) -> LoadedModel:
     """A model of random weights, the same on every device but for rounding."""
-    config = replace(config, dtype=precision)
     checkpoint = RandomCheckpoint(config)
-    on_gpu = device == "cuda"
-    model = TritonDecoder(config, checkpoint, gpu.torch_device()) if on_gpu else Decoder(config, checkpoint)
+    model, config = read_model(config, checkpoint, precision=precision, device=device)
     return LoadedModel(
         model=model,
         precision=precision,
@@ -147,7 +144,9 @@ class Load:
             built.engine.add(Request(id=f"{salt}{index}", prompt=prompt, params=params, salt=salt))
 
 
-SHORT, LONG = Load(num_output=16), Load(num_output=64)
+SHORT, LONG = Load(num_output=16), Load()
+# Whether decode steps are recorded.
+_WAYS = (("recorded", True), ("plain", False))
 
 
 def tokens_of(built: BuiltEngine, load: Load, count: int) -> dict[SeqId, list[int]]:
@@ -164,10 +163,10 @@ def tokens_of(built: BuiltEngine, load: Load, count: int) -> dict[SeqId, list[in
 
 def check_tokens(config: ModelConfig, load: Load = SHORT, *, count: int = 8) -> Iterator[Check]:
     """Answers in float32, with recorded steps and without, against those of the CPU."""
-    plain = random_model(config, device="cpu", precision="float32")
+    plain = random_model(config, device=CPU, precision="float32")
     wanted = tokens_of(build(plain, kv_bytes=_SMALL_KV_BYTES), load, count)
-    loaded = random_model(config, device="cuda", precision="float32")
-    for name, records_decode in (("recorded", True), ("plain", False)):
+    loaded = random_model(config, device=CUDA, precision="float32")
+    for name, records_decode in _WAYS:
         built = build(loaded, kv_bytes=_SMALL_KV_BYTES, records_decode=records_decode, max_sequences=count)
         found = tokens_of(built, load, count)
         equal = [a == b for key, tokens in wanted.items() for a, b in zip(tokens, found[key], strict=True)]
@@ -185,7 +184,7 @@ def decode_figures(
 ) -> dict[str, float]:
     """Tokens a second while so many sequences decode, and how near a step is to reading all weights once."""
     figures: dict[str, float] = {}
-    for name, records_decode in (("recorded", True), ("plain", False)):
+    for name, records_decode in _WAYS:
         built = build(loaded, kv_bytes=kv_bytes, records_decode=records_decode, max_sequences=max(batches))
         for count in batches:
             # The first round records what the second replays.

@@ -18,6 +18,7 @@ from octavo_worker.models.base import LoadedModel
 from octavo_worker.models.registry import load_model
 from octavo_worker.plugins import attention_backends
 from octavo_worker.runtime.build import EngineConfig, assemble
+from octavo_worker.runtime.computing import BLOCK_SIZE, Resources, compute
 
 NEW = 20
 
@@ -52,6 +53,20 @@ def serve(loaded: LoadedModel, prompts: dict[str, list[int]], *, rounds: int = 1
                 answers.num_cached += delta.num_cached
         built.engine.check_integrity()
     return answers
+
+
+def block_bytes(loaded: LoadedModel) -> int:
+    """Of the pool that the model's computation makes."""
+    resources = Resources(
+        kv_bytes=64 << 20,
+        num_threads=1,
+        max_sequences=1,
+        records_decode=False,
+        attention_backend="auto",
+        backends=attention_backends,
+        poison=False,
+    )
+    return compute(loaded, resources).pool[0].nbytes
 
 
 def same(ours: Answers, theirs: Answers) -> None:
@@ -101,11 +116,9 @@ def test_logits_are_the_same_bits_in_a_batch_of_32_and_on_prefix_hits(world) -> 
 def test_logits_are_the_same_bits_after_preemption_in_both_engine_styles(world, style, preemption) -> None:
     loaded, prompts, alone = world
     # Enough for the longest and a little more: the others have to make room.
-    config = loaded.config
-    of_head = 2 * config.head_dim if loaded.precision in ("bfloat16", "w4a16") else config.head_dim + 4
-    block = config.num_layers * 2 * 16 * config.num_kv_heads * of_head
-    blocks = -(-(max(map(len, prompts.values())) + NEW) // 16) + 4
-    answers = serve(loaded, prompts, kv_bytes=blocks * block, preemption=preemption, engine_style=style)
+    blocks = -(-(max(map(len, prompts.values())) + NEW) // BLOCK_SIZE) + 4
+    kv_bytes = blocks * block_bytes(loaded)
+    answers = serve(loaded, prompts, kv_bytes=kv_bytes, preemption=preemption, engine_style=style)
     same(alone, answers)
     assert answers.num_preemptions > 0
 

@@ -57,7 +57,7 @@ def test_a_file_without_4_bits_is_told_what_it_can_have(asked) -> None:
 
 
 def test_float16_is_for_gpus() -> None:
-    with pytest.raises(FailedPrecondition, match="float16 is for GPUs") as refused:
+    with pytest.raises(InvalidArgument, match="float16 is for GPUs") as refused:
         choose_precision("float16", config(), quantization="", has_vnni=True)
     assert "OCTAVO_WORKER_DEVICE=cuda" in refused.value.hint
 

@@ -10,12 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_common.errors import OctavoError, Status
 
 if TYPE_CHECKING:
     from octavo_common.text.bundle import TokenizerBundle
+
+# Devices that a model is computed on, and what a setting says that leaves the choice to a rule.
+CPU, CUDA = "cpu", "cuda"
+AUTO = "auto"
+
+Floats = NDArray[np.float32]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attend(layer, q_TNH, k_TGH, v_TGH) -> out_TNH``: writes K and V of the fed tokens and attends causally.
@@ -123,8 +131,8 @@ class LoadedModel:
     model: Any
     """A Model for float32 and on a GPU; PackedWeights for precisions that compute by compiled stages."""
     precision: str = "float32"
-    device: str = "cpu"
-    """Where it is computed: ``cpu`` or ``cuda``."""
+    device: str = CPU
+    """Where it is computed: CPU or CUDA."""
     config: ModelConfig
     bundle: TokenizerBundle
     digest: str

@@ -12,8 +12,9 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
+from octavo_worker.models.base import Floats
+
 Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 
 _BITS_32 = np.arange(32, dtype=np.uint32)
 

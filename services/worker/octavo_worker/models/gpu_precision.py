@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from octavo_common.errors import FailedPrecondition, InvalidArgument
+from octavo_worker.models.base import AUTO
 
-AUTO = "auto"
 # Names of torch's dtypes. The first is what auto takes: half of float32's bytes, and its range.
 GPU_PRECISIONS = ("bfloat16", "float16", "float32")
 

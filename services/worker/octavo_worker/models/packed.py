@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from octavo_worker.kernels.integer import GROUP, Q4_0, Q4_1, Q8_0, Format
 from octavo_worker.kernels.vector import LANES
+from octavo_worker.models.base import Floats
 
 Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 Halves = NDArray[np.float16]
 
 # Tiles that are laid out at once: bounds what packing takes beside its result.

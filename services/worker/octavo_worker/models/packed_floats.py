@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from octavo_worker.kernels.bfloat16 import BFLOAT16, GROUP_BYTES
 from octavo_worker.kernels.integer import GROUP, Format
 from octavo_worker.kernels.vector import LANES
+from octavo_worker.models.base import Floats
 from octavo_worker.models.packed import Matrix, padded
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

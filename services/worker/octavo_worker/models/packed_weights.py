@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 from octavo_worker.kernels.bfloat16 import BFLOAT16
 from octavo_worker.kernels.integer import FORMATS, GROUP, Q8_0, Format
 from octavo_worker.kernels.vector import LANES
-from octavo_worker.models.base import InvalidModel, ModelConfig
+from octavo_worker.models.base import Floats, InvalidModel, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint, read_rows, require
 from octavo_worker.models.decoder import IGNORED, tensors
 from octavo_worker.models.layers import interleave
 from octavo_worker.models.packed import BY_GGUF_NAME, Groups, Matrix, quantize, unpack_blocks
 from octavo_worker.models.packed_floats import Shorts, round_to_shorts
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,10 @@ sizes, the processor's instructions.
 from __future__ import annotations
 
 from octavo_common.errors import FailedPrecondition, InvalidArgument
-from octavo_worker.models.base import ModelConfig
+from octavo_worker.models.base import AUTO, ModelConfig
 from octavo_worker.models.gpu_precision import GPU_PRECISIONS
 from octavo_worker.models.packed_weights import reasons_against
 
-AUTO = "auto"
 FLOAT32, BFLOAT16, W8A8, W4A8, W4A16 = "float32", "bfloat16", "w8a8", "w4a8", "w4a16"
 PRECISIONS = (FLOAT32, BFLOAT16, W8A8, W4A8, W4A16)
 _FOUR_BITS = ("Q4_0", "Q4_1")
@@ -22,10 +21,10 @@ def choose_precision(asked: str, config: ModelConfig, *, quantization: str, has_
 
     auto takes 8-bit weights on processors that multiply bytes, float32 elsewhere. 4-bit weights are for those who ask:
     they are quicker for one request, and slower for prompts and many. Raises InvalidArgument for a name that we do not
-    know, FailedPrecondition for what the model, or a processor, cannot have.
+    know, or that is for GPUs, FailedPrecondition for what the model cannot have.
     """
     if asked in GPU_PRECISIONS and asked not in PRECISIONS:
-        raise FailedPrecondition(
+        raise InvalidArgument(
             f"the precision {asked} is for GPUs, not for processors",
             hint=f"on a processor: {', '.join((AUTO, *PRECISIONS))}; on a GPU: set OCTAVO_WORKER_DEVICE=cuda",
         )

@@ -13,7 +13,7 @@ from octavo_common.models.digest import files_digest
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_worker.kernels import gpu
 from octavo_worker.kernels.integer import has_vnni
-from octavo_worker.models.base import InvalidModel, LoadedModel, ModelConfig
+from octavo_worker.models.base import CPU, CUDA, InvalidModel, LoadedModel, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint
 from octavo_worker.models.config import read_config
 from octavo_worker.models.decoder import Decoder, num_parameters
@@ -32,8 +32,6 @@ from octavo_worker.models.packed_weights import (
 )
 from octavo_worker.models.precision import BFLOAT16, FLOAT32, PRECISIONS, W4A8, W4A16, W8A8, choose_precision
 from octavo_worker.models.weights import SafetensorsCheckpoint, weight_files
-
-CPU, CUDA = "cpu", "cuda"
 
 
 def load_model(path: str | Path, *, precision: str = FLOAT32, name: str = "", device: str = CPU) -> LoadedModel:
@@ -81,7 +79,7 @@ def _load_gguf(path: Path, name: str, precision: str, device: str) -> LoadedMode
     bundle = gguf_bundle(file)
     _check_vocabulary(bundle, config, str(path))
     with GgufCheckpoint(file, config) as checkpoint:
-        model, config = _read(config, checkpoint, precision, device)
+        model, config = read_model(config, checkpoint, precision=precision, device=device)
     return LoadedModel(
         model=model,
         precision=precision,
@@ -103,7 +101,7 @@ def _load_directory(directory: Path, name: str, precision: str, device: str) -> 
     bundle = TokenizerBundle.from_directory(directory)
     _check_vocabulary(bundle, config, str(directory))
     with SafetensorsCheckpoint(directory) as checkpoint:
-        model, config = _read(config, checkpoint, precision, device)
+        model, config = read_model(config, checkpoint, precision=precision, device=device)
     return LoadedModel(
         model=model,
         precision=precision,
@@ -125,7 +123,7 @@ def _choose(asked: str, config: ModelConfig, kind: str, device: str) -> str:
     return choose_precision(asked, config, quantization=kind, has_vnni=has_vnni())
 
 
-def _read(config: ModelConfig, checkpoint: Checkpoint, precision: str, device: str) -> tuple[Any, ModelConfig]:
+def read_model(config: ModelConfig, checkpoint: Checkpoint, *, precision: str, device: str) -> tuple[Any, ModelConfig]:
     """The model, and its configuration with the dtype that it computes in."""
     if device == CUDA:
         # Needs Triton.

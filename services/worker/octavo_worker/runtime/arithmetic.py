@@ -10,15 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from octavo_worker.kernels.attention_frame import AttentionLayer
 from octavo_worker.kernels.program import Stage
+from octavo_worker.models.base import Floats
 from octavo_worker.models.packed import Matrix
 from octavo_worker.models.packed_weights import LinearWeights
-
-Floats = NDArray[np.float32]
 
 
 class Rows(Protocol):

@@ -19,7 +19,7 @@ from octavo_worker.engine.styles import STYLES
 from octavo_worker.engine.types import Limits
 from octavo_worker.kv.host import map_slots
 from octavo_worker.kv.local import LocalTransfer
-from octavo_worker.models.base import LoadedModel, ModelConfig
+from octavo_worker.models.base import AUTO, CPU, LoadedModel, ModelConfig
 from octavo_worker.models.registry import load_model
 from octavo_worker.runtime.computing import (
     BLOCK_SIZE,
@@ -30,7 +30,6 @@ from octavo_worker.runtime.computing import (
     num_blocks_of_longest,
 )
 from octavo_worker.runtime.devices import (
-    CPU,
     choose_device,
     default_batch_tokens,
     default_prompt_tokens_beside_decode,
@@ -52,15 +51,15 @@ class EngineConfig:
     # Name under which the model is served; empty takes the file's own.
     model_name: str = ""
     # auto, cpu or cuda; auto takes a GPU where there is one.
-    device: str = "cpu"
+    device: str = CPU
     # auto is chosen by rule: see models/precision and models/gpu_precision.
-    precision: str = "auto"
+    precision: str = AUTO
     # None takes what the device has, see runtime/devices.
     kv_bytes: int | None = None
     # None takes what torch finds.
     num_threads: int | None = None
     # auto takes the first backend that can serve the model.
-    attention_backend: str = "auto"
+    attention_backend: str = AUTO
     # None: what the device computes in a fraction of a second, see `default_batch_tokens`.
     max_batch_tokens: int | None = None
     max_sequences: int = 64

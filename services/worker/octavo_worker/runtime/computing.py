@@ -16,9 +16,9 @@ from torch import Tensor
 from octavo_common.errors import FailedPrecondition
 from octavo_worker.attention.base import AttentionBackend, AttentionNeed, KVSpec, select
 from octavo_worker.kv.local import Copy, copy_in_order
-from octavo_worker.models.base import LoadedModel, ModelConfig
+from octavo_worker.models.base import CPU, CUDA, LoadedModel, ModelConfig
 from octavo_worker.models.precision import BFLOAT16, FLOAT32, W4A8, W4A16, W8A8
-from octavo_worker.runtime.devices import CPU, CUDA, default_kv_bytes
+from octavo_worker.runtime.devices import default_kv_bytes
 from octavo_worker.runtime.inputs import ForwardInputs
 from octavo_worker.runtime.memory import allocate_pool, block_bytes
 from octavo_worker.runtime.runner import ModelRunner

@@ -7,10 +7,10 @@ import torch
 
 from octavo_common.errors import FailedPrecondition, InvalidArgument
 from octavo_worker.kernels import gpu
+from octavo_worker.models.base import AUTO, CPU, CUDA
 
 log = structlog.get_logger(__name__)
 
-AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 DEVICES = (AUTO, CPU, CUDA)
 
 TOKENS_PER_THREAD, MAX_BATCH_TOKENS = 128, 512
@@ -62,7 +62,7 @@ def default_prompt_tokens_beside_decode(device: str) -> int:
 
 def default_kv_bytes(device: torch.device) -> int:
     """Memory for keys and values; on a GPU to be asked for when the weights are there."""
-    if device.type != "cuda":
+    if device.type != CUDA:
         return CPU_KV_BYTES
     num_free, _ = torch.cuda.mem_get_info(device)
     return int(num_free * GPU_KV_SHARE)

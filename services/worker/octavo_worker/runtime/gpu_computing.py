@@ -14,7 +14,7 @@ import torch
 from octavo_worker.attention.base import AttnBatch
 from octavo_worker.kernels import gpu
 from octavo_worker.kv.runs import copy_in_runs
-from octavo_worker.models.base import LoadedModel
+from octavo_worker.models.base import CUDA, LoadedModel
 from octavo_worker.runtime.computing import (
     BLOCK_SIZE,
     Computing,
@@ -25,7 +25,7 @@ from octavo_worker.runtime.computing import (
     select_attention,
     torch_version,
 )
-from octavo_worker.runtime.devices import CUDA, default_kv_bytes
+from octavo_worker.runtime.devices import default_kv_bytes
 from octavo_worker.runtime.graphs import BUCKETS, CudaRecorder, GraphRunner, Rerun
 from octavo_worker.runtime.inputs import ForwardInputs
 from octavo_worker.runtime.memory import allocate_device_pool

@@ -10,9 +10,10 @@ from octavo_worker.kernels.grouped_matmul import matmul_stage
 from octavo_worker.kernels.integer import GROUP
 from octavo_worker.kernels.program import Stage
 from octavo_worker.kernels.quantize import gate_quantize_stage, norm_quantize_stage, quantize_stage
+from octavo_worker.models.base import Floats
 from octavo_worker.models.packed import Matrix
 from octavo_worker.models.packed_weights import LinearWeights
-from octavo_worker.runtime.arithmetic import Attention, Floats
+from octavo_worker.runtime.arithmetic import Attention
 
 
 class IntegerRows:

@@ -14,9 +14,10 @@ from octavo_worker.kernels.embedding import embedding_stage
 from octavo_worker.kernels.float_matmul import float_matmul_stage, scratch_bytes
 from octavo_worker.kernels.program import Stage
 from octavo_worker.kernels.round_rows import gate_round_stage, norm_round_stage, round_stage
+from octavo_worker.models.base import Floats
 from octavo_worker.models.packed import Matrix
 from octavo_worker.models.packed_weights import LinearWeights
-from octavo_worker.runtime.arithmetic import Attention, Floats
+from octavo_worker.runtime.arithmetic import Attention
 
 # The matrix unit reads rows by 16.
 _ROWS_AT_ONCE = 16
