@@ -13,7 +13,7 @@ curl -d '{}' "http://$GRPC/grpc.health.v1.Health/Check"
 echo "-- models"
 curl -d '{}' "http://$GRPC/octavo.v1.ModelService/ListModels"
 echo "-- a stream"
-curl -d "{\"generation\": {\"model\": \"$MODEL\", \"chat\": {\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}, \"sampling\": {\"temperature\": 0, \"maxTokens\": 12}}}" \
+curl -d "{\"generation\": {\"model\": \"$MODEL\", \"chat\": {\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of Japan?\"}]}, \"sampling\": {\"temperature\": 0, \"maxTokens\": 12}}}" \
     "http://$GRPC/octavo.v1.GenerationService/Generate"
 echo "-- jobs"
 curl -d '{"pageSize": 1}' "http://$GRPC/octavo.v1.JobService/ListJobs"

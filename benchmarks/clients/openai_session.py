@@ -6,7 +6,7 @@ import os
 
 import openai
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 
 def main() -> None:

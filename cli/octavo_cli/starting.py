@@ -63,6 +63,6 @@ def welcome(context: Context, up: UpState) -> None:
     if up.console_address:
         click.echo(f"  console  http://{up.console_address}")
     click.echo(f"  logs     {context.data_dir.logs}")
-    click.echo(f'Try:   {context.line("generate")} "What is the capital of France?"')
+    click.echo(f'Try:   {context.line("generate")} "What is the capital of Japan?"')
     click.echo(f"Keys:  {context.line('keys', 'show')}")
     click.echo(f"Stop:  {context.line('down')}")

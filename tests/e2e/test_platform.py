@@ -55,15 +55,15 @@ def test_up_returns_when_the_platform_answers_and_prints_its_addresses(octavo) -
     assert "foreground" not in done.stderr
     (line,) = [line.removeprefix("Try:") for line in out.splitlines() if line.startswith("Try:")]
     tried = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=120, env=_bare(), check=False)
-    assert tried.returncode == 0 and "Paris" in tried.stdout, "what is printed works as it is printed"
+    assert tried.returncode == 0 and "Tokyo" in tried.stdout, "what is printed works as it is printed"
     roles = sorted(service["role"] for service in status["services"])
     assert roles == ["console", "gateway", "scheduler", "worker", "worker"]
 
 
 def test_a_real_prompt_gets_a_right_answer_and_stdout_has_nothing_else(octavo) -> None:
-    done = octavo.run("generate", "What is the capital of France?", "--temperature", "0", "--max-tokens", "32")
+    done = octavo.run("generate", "What is the capital of Japan?", "--temperature", "0", "--max-tokens", "32")
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout and "tokens/s" not in done.stdout and "tokens" in done.stderr
+    assert "Tokyo" in done.stdout and "tokens/s" not in done.stdout and "tokens" in done.stderr
 
 
 def test_workers_and_jobs_are_listed(octavo) -> None:
@@ -74,7 +74,7 @@ def test_workers_and_jobs_are_listed(octavo) -> None:
         assert worker["free_blocks"] == worker["total_blocks"] > 0
     (job, *_) = json.loads(octavo.ok("jobs", "list", "--json"))
     shown = json.loads(octavo.ok("jobs", "show", job["id"], "--json"))
-    assert shown["job"]["state"] == "succeeded" and "Paris" in shown["job"]["result"]["text"]
+    assert shown["job"]["state"] == "succeeded" and "Tokyo" in shown["job"]["result"]["text"]
     assert [event["event"] for event in shown["events"]] == ["queued", "assigned", "running", "succeeded"]
 
 
@@ -171,8 +171,8 @@ def test_a_database_that_dies_is_started_again_and_a_stream_only_waits(octavo) -
         assert stream.result is not None
         assert client.jobs.get(stream.job_id).state is JobState.SUCCEEDED
     assert int(pid_file.read_text().split()[0]) != before
-    assert "Paris" in octavo.ok(
-        "generate", "What is the capital of France?", "--temperature", "0", "--max-tokens", "32"
+    assert "Tokyo" in octavo.ok(
+        "generate", "What is the capital of Japan?", "--temperature", "0", "--max-tokens", "32"
     )
 
 

@@ -14,7 +14,7 @@ from octavo import JobState
 
 pytestmark = pytest.mark.e2e
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_chat_is_answered_and_its_job_can_be_fetched(client: openai.OpenAI, ri
     raw = client.chat.completions.with_raw_response.create(model=DEMO, messages=CAPITAL, temperature=0, max_tokens=24)
     answer = raw.parse()
     text = answer.choices[0].message.content
-    assert text is not None and "Paris" in text and answer.choices[0].finish_reason in ("stop", "length")
+    assert text is not None and "Tokyo" in text and answer.choices[0].finish_reason in ("stop", "length")
     assert answer.usage is not None and answer.usage.total_tokens == (
         answer.usage.prompt_tokens + answer.usage.completion_tokens
     )

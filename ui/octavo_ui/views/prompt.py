@@ -61,7 +61,7 @@ def page() -> None:
             return
         names = [model.name for model in models]
         with st.form("ask"):
-            text = st.text_area("Prompt", "What is the capital of France?", height=120)
+            text = st.text_area("Prompt", "What is the capital of Japan?", height=120)
             columns = st.columns(5)
             model = columns[0].selectbox("Model", names)
             max_tokens = columns[1].number_input("Most tokens", 1, 100_000, 256)
