@@ -74,7 +74,7 @@ def mean_nll(logits: Floats, targets: NDArray[np.integer[Any]]) -> float:
 
 
 def perplexity(logits: Floats, targets: NDArray[np.integer[Any]]) -> float:
-    """exp of the mean negative log likelihood."""
+    """Exp of the mean negative log likelihood."""
     return math.exp(mean_nll(logits, targets))
 
 

@@ -58,7 +58,7 @@ class GraphSpec:
 
     def __post_init__(self) -> None:
         assert self.ars and list(self.ars) == sorted(set(self.ars), reverse=True), "ars descend and differ"
-        assert 0 < self.ars[-1] and self.ars[0] < self.context_length, "a graph has new tokens and room for a past"
+        assert self.ars[-1] > 0 and self.ars[0] < self.context_length, "a graph has new tokens and room for a past"
         assert len(self.rope.inverse_frequencies) * 2 == self.head_dim
         assert self.num_heads % self.num_kv_heads == 0
 
