@@ -1,0 +1,209 @@
+"""What a user asks of quantisation: precision by kind of tensor, calibration, methods, gates. Does no arithmetic.
+
+The keys are those of Qualcomm's quantisation recipes where those have one. YAML is in recipe_file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import ClassVar
+
+from octavo_common.errors import InvalidArgument
+
+
+class RecipeInvalid(InvalidArgument):
+    """The recipe asks for what does not exist; ``param`` is the key at fault, as ``precision.blocks.qtype``."""
+
+    code = "RECIPE_INVALID"
+
+
+class QType(StrEnum):
+    """How numbers are stored."""
+
+    INT4 = "int4"
+    INT8 = "int8"
+    INT16 = "int16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one number."""
+        return int(self.value.removeprefix("float").removeprefix("int"))
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is stored as it is, without scale."""
+        return self.value.startswith("float")
+
+
+class Granularity(StrEnum):
+    """How many scales a weight has."""
+
+    PTQ = "PTQ"  # one for the tensor
+    PCQ = "PCQ"  # one for every output channel
+    BQ = "BQ"  # a float one for every block of inputs of every output channel
+    LPBQ = "LPBQ"  # as BQ, the scales of blocks being 1 to 16 times one of the channel
+
+
+class Method(StrEnum):
+    """How the range of an activation comes from what calibration saw of it."""
+
+    MINMAX = "minmax"
+    PERCENTILE = "percentile"
+    MSE = "mse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightPrecision:
+    """How the weights of one kind are stored; ``block_size`` is for BQ and LPBQ alone."""
+
+    qtype: QType = QType.INT8
+    granularity: Granularity = Granularity.PCQ
+    block_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """How every kind of tensor is stored. ``float32`` leaves a kind as it is."""
+
+    activations: QType = QType.INT16
+    kv_cache: QType = QType.INT8
+    embedding: QType = QType.INT16
+    lm_head: WeightPrecision = WeightPrecision()
+    blocks: WeightPrecision = WeightPrecision()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Where the ranges of activations come from.
+
+    ``texts`` are files of plain text, relative to the recipe's own place; none means the text that comes with the
+    builder. ``percentile`` is for the method of that name: 99.99 cuts 0.005 % at either end.
+    """
+
+    method: Method = Method.MINMAX
+    num_windows: int = 60
+    percentile: float = 99.99
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What the quantised graph is compared with the float one on: other texts than calibration's."""
+
+    num_windows: int = 8
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeqMSE:
+    """Layer after layer, the scale of every output channel that leaves the least squared error of its output."""
+
+    name: ClassVar[str] = "SeqMSE"
+    num_candidates: int = 20
+    num_windows: int = 4
+
+
+Step = SeqMSE
+STEPS: dict[str, type[Step]] = {step.name: step for step in (SeqMSE,)}
+# What Qualcomm's tools know besides, for an error that says so.
+UNBUILT_STEPS = ("AdaRound", "AdaScale", "Clip", "Skip", "SpinQuant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gates:
+    """Limits on the quantised graph against the float one; None asks nothing."""
+
+    max_mean_kl_nats: float | None = None
+    max_ppl_ratio: float | None = None
+    min_top1_ratio: float | None = None
+    min_sqnr_db: float | None = None
+    min_centred_sqnr_db: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One way to quantise a model."""
+
+    name: str
+    precision: Precision = Precision()
+    calibration: Calibration = Calibration()
+    recipe: tuple[Step, ...] = ()
+    evaluation: Evaluation = Evaluation()
+    gates: Gates = field(default_factory=Gates)
+
+    def fingerprint(self) -> str:
+        """sha256 over what decides the result: not the name, not the gates, and the paths of texts, not their words."""
+        values = asdict(self) | {"recipe": [{"name": step.name, **asdict(step)} for step in self.recipe]}
+        del values["name"], values["gates"]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+_INTEGERS = (QType.INT8, QType.INT16)
+
+
+def checked(recipe: Recipe) -> Recipe:
+    """The recipe itself, if its values make sense together.
+
+    Raises:
+        RecipeInvalid: Otherwise; names the first key at fault.
+    """
+    precision = recipe.precision
+    for key, value in (("activations", precision.activations), ("kv_cache", precision.kv_cache)):
+        if not (value in _INTEGERS or value is QType.FLOAT32):
+            raise _bad(f"precision.{key}", f"is {value}; it is one of int8, int16, float32")
+    if precision.embedding is QType.INT4:
+        raise _bad("precision.embedding", "is int4; it is one of int8, int16, float16, float32")
+    if precision.activations.is_float and not precision.kv_cache.is_float:
+        raise _bad("precision.kv_cache", f"is {precision.kv_cache} although activations are float32")
+    for kind, weights in (("lm_head", precision.lm_head), ("blocks", precision.blocks)):
+        _check_weights(f"precision.{kind}", weights)
+    calibration = recipe.calibration
+    if not 50 < calibration.percentile <= 100:
+        raise _bad("calibration.percentile", f"is {calibration.percentile}; it is over 50 and at most 100")
+    counts = [
+        ("calibration.num_windows", calibration.num_windows),
+        ("evaluation.num_windows", recipe.evaluation.num_windows),
+    ]
+    for index, step in enumerate(recipe.recipe):
+        where = f"recipe[{index}]"
+        counts += [(f"{where}.num_candidates", step.num_candidates), (f"{where}.num_windows", step.num_windows)]
+    for key, count in counts:
+        if count < 1:
+            raise _bad(key, f"is {count}; it is at least 1")
+    return recipe
+
+
+def _check_weights(where: str, weights: WeightPrecision) -> None:
+    blocked = weights.granularity in (Granularity.BQ, Granularity.LPBQ)
+    if blocked and weights.block_size is None:
+        raise _bad(f"{where}.block_size", f"is needed for {weights.granularity}")
+    if not blocked and weights.block_size is not None:
+        raise _bad(f"{where}.block_size", f"is for BQ and LPBQ; the granularity is {weights.granularity}")
+    if weights.block_size is not None and weights.block_size not in (16, 32, 64, 128, 256):
+        raise _bad(f"{where}.block_size", f"is {weights.block_size}; it is one of 16, 32, 64, 128, 256")
+    if weights.granularity is Granularity.LPBQ and weights.qtype is not QType.INT4:
+        raise _bad(f"{where}.granularity", f"is LPBQ, which is for int4; the qtype is {weights.qtype}")
+    if weights.qtype.is_float and blocked:
+        raise _bad(f"{where}.granularity", f"is {weights.granularity}, and {weights.qtype} has no scales")
+
+
+def _bad(key: str, why: str) -> RecipeInvalid:
+    return RecipeInvalid(f"recipe: {key} {why}", param=key)
+
+
+# The limits are what real weights of 135M parameters allow without further methods.
+_W8A16 = Recipe(name="w8a16", gates=Gates(max_mean_kl_nats=0.03, max_ppl_ratio=1.03))
+_W4A16 = Recipe(
+    name="w4a16",
+    precision=replace(
+        Precision(),
+        blocks=WeightPrecision(qtype=QType.INT4, granularity=Granularity.LPBQ, block_size=64),
+    ),
+    gates=Gates(max_mean_kl_nats=0.5, max_ppl_ratio=1.4),
+)
+PRESETS: dict[str, Recipe] = {recipe.name: recipe for recipe in (_W8A16, _W4A16)}
