@@ -47,6 +47,11 @@ class Cancellation:
         if self._asked.is_set():
             raise Cancelled("the build was cancelled", hint="the same command goes on at the stage where it stopped")
 
+    def wait(self, seconds: float) -> None:
+        """Wait that long; raises Cancelled as soon as the build is told to stop."""
+        self._asked.wait(seconds)
+        self.check()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
@@ -122,6 +127,8 @@ class StageReport:
     source_digest: str
     output_digest: str
     seconds: float
+    peak_rss_bytes: int
+    size_bytes: int
     outcome: StageOutcome
 
 

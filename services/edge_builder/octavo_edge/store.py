@@ -1,0 +1,214 @@
+"""Keeps artifacts: directories under the digest that names them, whole or not at all. Knows no stage.
+
+``objects/<digest>`` holds ``files/`` (the artifact), ``report.json`` and ``manifest.json`` with the sha256 of every
+file; ``drafts/`` what is being written; ``locks/`` who uses what. A draft takes its final name by one rename after all
+of it is on the disk, so a killed process or a full disk leaves a draft at most, and the next one removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo_common import space
+from octavo_common.clock import Clock
+from octavo_edge.artifacts import file_digest
+from octavo_edge.locks import NamedLocks
+
+_MANIFEST, _REPORT, _FILES = "manifest.json", "report.json", "files"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One artifact as it is kept: ``path`` is its directory, ``report`` the JSON that was kept with it."""
+
+    digest: str
+    kind: str
+    path: Path
+    report: Mapping[str, Any]
+    size_bytes: int
+    used_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Room for an artifact that is being made: ``files`` becomes it, ``scratch`` is thrown away."""
+
+    digest: str
+    folder: Path
+
+    @property
+    def files(self) -> Path:
+        """What will be kept."""
+        return self.folder / "entry" / _FILES
+
+    @property
+    def scratch(self) -> Path:
+        """What will not."""
+        return self.folder / "scratch"
+
+
+class ArtifactStore:
+    """A directory of artifacts that several processes may use at once."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root, self._clock = root, clock
+        self._objects, self._drafts = root / "objects", root / "drafts"
+        with told_when_full(root, "the artifact store"):
+            for folder in (self._objects, self._drafts, root / "locks"):
+                folder.mkdir(parents=True, exist_ok=True)
+        self._locks = NamedLocks(root / "locks")
+        self.collect_leftovers()
+
+    @contextmanager
+    def reading(self, digest: str, pause: Callable[[], None]) -> Iterator[Entry | None]:
+        """The artifact, if it is here and whole; it stays while the context is open."""
+        with self._locks.hold(digest, shared=True, pause=pause):
+            entry = self._load(digest)
+            if entry is not None:
+                os.utime(self._objects / digest, (self._clock.time(), self._clock.time()))
+            yield entry
+
+    @contextmanager
+    def writing(self, digest: str, pause: Callable[[], None]) -> Iterator[Draft | None]:
+        """A draft to be given to ``keep``; None if another process made the artifact while this one waited for it.
+
+        What is damaged under that name is removed.
+        """
+        with self._locks.hold(digest, pause=pause):
+            if self._load(digest) is not None:
+                yield None
+                return
+            self._remove(digest)
+            draft = Draft(digest=digest, folder=self._drafts / digest)
+            shutil.rmtree(draft.folder, ignore_errors=True)
+            try:
+                with told_when_full(self._root, "an artifact"):
+                    draft.files.mkdir(parents=True)
+                    draft.scratch.mkdir()
+                    yield draft
+            finally:
+                shutil.rmtree(draft.folder, ignore_errors=True)
+
+    def keep(self, draft: Draft, *, kind: str, report: Mapping[str, Any]) -> None:
+        """Give a complete draft its final name."""
+        entry = draft.files.parent
+        with told_when_full(self._root, "an artifact"):
+            (entry / _REPORT).write_text(json.dumps(report, indent=1))
+            files = {str(path.relative_to(entry)): path for path in sorted(entry.rglob("*")) if not path.is_dir()}
+            assert not any(path.is_symlink() for path in files.values()), "an artifact holds its own files"
+            listed = {name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in files.items()}
+            manifest = {"digest": draft.digest, "kind": kind, "files": listed}
+            (entry / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+            for path in (*files.values(), entry / _MANIFEST):
+                path.chmod(0o444)
+                _to_disk(path)
+            for folder in (*(path for path in entry.rglob("*") if path.is_dir()), entry):
+                _to_disk(folder)
+            entry.rename(self._objects / draft.digest)
+            _to_disk(self._objects)
+
+    def size_of(self, draft: Draft) -> int:
+        """Bytes of the files of a draft."""
+        return sum(path.stat().st_size for path in draft.files.rglob("*") if path.is_file())
+
+    def entries(self) -> list[Entry]:
+        """What is kept, least recently used first; sizes are the manifests', contents are not read."""
+        found = [self._parse(path.name) for path in self._objects.iterdir()]
+        return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.used_at_s)
+
+    def collect(self, max_bytes: int) -> list[Entry]:
+        """Remove what was used least recently until at most that much is left; what is in use stays.
+
+        Returns what was removed.
+        """
+        entries = self.entries()
+        total, removed = sum(entry.size_bytes for entry in entries), []
+        for entry in entries:
+            if total <= max_bytes:
+                break
+            with self._locks.try_hold(entry.digest) as free:
+                if free:
+                    self._remove(entry.digest)
+                    total -= entry.size_bytes
+                    removed.append(entry)
+        return removed
+
+    def collect_leftovers(self) -> list[str]:
+        """Remove the drafts of processes that died; returns their digests."""
+        removed: list[str] = []
+        for folder in list(self._drafts.iterdir()):
+            digest = folder.name.partition(".")[0]
+            with self._locks.try_hold(digest) as free:
+                if free:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    removed.append(digest)
+        return removed
+
+    def _load(self, digest: str) -> Entry | None:
+        """The entry if every file is as its manifest says."""
+        entry = self._parse(digest)
+        if entry is None:
+            return None
+        folder = self._objects / digest
+        listed = json.loads((folder / _MANIFEST).read_text())["files"]
+        present = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {_MANIFEST}
+        whole = present == set(listed) and all(
+            (folder / name).stat().st_size == facts["bytes"] and file_digest(folder / name) == facts["sha256"]
+            for name, facts in listed.items()
+        )
+        return entry if whole else None
+
+    def _parse(self, digest: str) -> Entry | None:
+        folder = self._objects / digest
+        try:
+            manifest = json.loads((folder / _MANIFEST).read_text())
+            return Entry(
+                digest=digest,
+                kind=manifest["kind"],
+                path=folder / _FILES,
+                report=json.loads((folder / _REPORT).read_text()),
+                size_bytes=sum(facts["bytes"] for facts in manifest["files"].values()),
+                used_at_s=folder.stat().st_mtime,
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # absent or damaged: to be built again
+
+    def _remove(self, digest: str) -> None:
+        """Take the name away by one rename, so that nobody sees half of it, then the files."""
+        gone = self._drafts / f"{digest}.gone"
+        shutil.rmtree(gone, ignore_errors=True)
+        try:
+            (self._objects / digest).rename(gone)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+@contextmanager
+def told_when_full(folder: Path, what: str) -> Iterator[None]:
+    """Name a full disk as what it is, whichever library met it."""
+    try:
+        yield
+    except space.NoSpace:
+        raise
+    except Exception as error:
+        # Libraries in other languages tell of it in words only.
+        if not (space.says_full(error) or space.says_full(str(error))):
+            raise
+        full = space.no_space(folder, None, what)
+        raise space.NoSpace(full.message, hint="free some, or choose another disk with --store") from error
+
+
+def _to_disk(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
