@@ -1,0 +1,1 @@
+"""Quantisation of ONNX graphs: grids, ranges, weights, where quantisers go, and the files that say so."""

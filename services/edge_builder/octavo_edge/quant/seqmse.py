@@ -1,0 +1,171 @@
+"""Scales of weights by the error of the layer's output (SeqMSE), and rounding that makes up for its own errors.
+
+The squared error of a layer's output over all tokens is ``sum_t |(W - Q) x_t|^2 = trace((W - Q) G (W - Q)^T)`` with
+the Gram matrix ``G = sum_t x_t x_t^T`` of its inputs, so a candidate costs the same whatever the number of tokens.
+Inputs must be those that the already quantised layers before produce; who collects them decides that.
+Shapes: O output channels, I inputs, B blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_edge.quant.grid import INT8, Floats, IntGrid, Ints, dequantise, quantise
+from octavo_edge.quant.weights import (
+    BlockScales,
+    ChannelScales,
+    LpbqScales,
+    Scales,
+    block_scales,
+    channel_scales,
+    largest_int_scale,
+    lpbq_from_blocks,
+)
+
+_SWEEPS = 2  # over the blocks: a block's best scale depends on the errors of the others
+_COLUMNS = 64  # columns between updates of the rest of the matrix
+_DAMPING = 0.01  # of the mean diagonal: inputs that never varied make G singular
+
+
+class Gram:
+    """The sum of x x^T over the tokens seen, in float64: one spike of 24000 must not swallow ordinary tokens."""
+
+    def __init__(self, num_inputs: int) -> None:
+        self._sum = np.zeros((num_inputs, num_inputs), dtype=np.float64)
+        self.num_tokens = 0
+
+    def add(self, inputs_TI: NDArray[Any]) -> None:
+        """See the inputs of more tokens."""
+        inputs = inputs_TI.astype(np.float64)
+        self._sum += inputs.T @ inputs
+        self.num_tokens += len(inputs)
+
+    @property
+    def matrix(self) -> NDArray[np.float64]:
+        """G [I, I]."""
+        return self._sum
+
+
+def output_error(weight_OI: Floats, approximation_OI: Floats, gram_II: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Squared error of each channel's output over the tokens of G, [O]."""
+    difference = weight_OI.astype(np.float64) - approximation_OI
+    return _quadratic(difference, gram_II)
+
+
+def search_channels(
+    weight_OI: Floats, gram_II: NDArray[np.float64], grid: IntGrid, num_candidates: int = 20
+) -> ChannelScales:
+    """For each channel the best of ``num_candidates`` scales: equal fractions of the MinMax scale, up to all of it."""
+    widest = channel_scales(weight_OI, grid).channel
+    best = np.full(len(weight_OI), np.inf)
+    chosen = widest.copy()
+    for fraction in _fractions(num_candidates):
+        scale = (widest * fraction).astype(np.float32)
+        error = output_error(weight_OI, _nearest(weight_OI, scale[:, None], grid), gram_II)
+        better = error < best
+        best[better], chosen[better] = error[better], scale[better]
+    return ChannelScales(channel=chosen)
+
+
+def search_blocks(
+    weight_OI: Floats, gram_II: NDArray[np.float64], grid: IntGrid, block_size: int, num_candidates: int = 20
+) -> BlockScales:
+    """For each block the best fraction of its MinMax scale, given the errors of the channel's other blocks."""
+    widest = block_scales(weight_OI, grid, block_size)
+    candidates = (np.float32(fraction) for fraction in _fractions(num_candidates))
+    scales = _descend(weight_OI, gram_II, grid, widest.block, [widest.block * c for c in candidates], block_size)
+    return BlockScales(block=scales, block_size=block_size)
+
+
+def search_lpbq(
+    weight_OI: Floats,
+    gram_II: NDArray[np.float64],
+    grid: IntGrid,
+    block_size: int,
+    decompressed: IntGrid = INT8,
+    num_candidates: int = 20,
+) -> LpbqScales:
+    """For each block the best integer, on the channel scale that the blocks' own search asks for."""
+    free = search_blocks(weight_OI, gram_II, grid, block_size, num_candidates)
+    start = lpbq_from_blocks(free, grid, decompressed)
+    most = largest_int_scale(grid, decompressed)
+    steps = [np.broadcast_to(start.channel[:, None] * np.float32(n), free.block.shape) for n in range(1, most + 1)]
+    scales = _descend(weight_OI, gram_II, grid, start.block, steps, block_size)
+    integer = np.rint(scales / start.channel[:, None]).astype(np.uint8)
+    return LpbqScales(channel=start.channel, integer=integer, block_size=block_size)
+
+
+def round_with_feedback(weight_OI: Floats, gram_II: NDArray[np.float64], scales: Scales, grid: IntGrid) -> Ints:
+    """Integers on fixed scales, column by column: what rounding a column loses is put onto the columns after it.
+
+    That is GPTQ (Frantar et al. 2022). Never worse than the nearest integers: a channel that came out worse keeps them.
+    """
+    num_inputs = weight_OI.shape[1]
+    expanded = np.broadcast_to(scales.expand(num_inputs), weight_OI.shape)
+    nearest = quantise(weight_OI, expanded, grid)
+    damped = gram_II + np.eye(num_inputs) * max(_DAMPING * float(np.mean(np.diag(gram_II))), 1e-12)
+    # Upper Cholesky factor of the inverse: row j holds how the later columns make up for column j.
+    feedback = np.linalg.cholesky(np.linalg.inv(damped)).T
+    work = weight_OI.astype(np.float64)
+    integers = np.empty(weight_OI.shape, dtype=grid.storage)
+    for start in range(0, num_inputs, _COLUMNS):
+        stop = min(start + _COLUMNS, num_inputs)
+        errors = np.empty((len(work), stop - start))
+        for column in range(start, stop):
+            scale = expanded[:, column]
+            integers[:, column] = quantise(work[:, column].astype(np.float32), scale, grid)
+            kept = dequantise(integers[:, column], scale)
+            error = (work[:, column] - kept) / feedback[column, column]
+            work[:, column + 1 : stop] -= error[:, None] * feedback[column, column + 1 : stop]
+            errors[:, column - start] = error
+        work[:, stop:] -= errors @ feedback[start:stop, stop:]
+    before = output_error(weight_OI, dequantise(nearest, expanded), gram_II)
+    after = output_error(weight_OI, dequantise(integers, expanded), gram_II)
+    return np.where((after < before)[:, None], integers, nearest)
+
+
+def _descend(
+    weight_OI: Floats,
+    gram_II: NDArray[np.float64],
+    grid: IntGrid,
+    start_OB: Floats,
+    candidates_OB: list[Floats],
+    block_size: int,
+) -> Floats:
+    """Block after block takes its best candidate. Error of a block's change: d G_bb d^T + 2 d (G_b,rest e_rest)."""
+    chosen = np.array(start_OB, dtype=np.float32)
+    weight = weight_OI.astype(np.float64)
+    error = weight - _nearest(weight_OI, np.repeat(chosen, block_size, axis=1), grid)
+    for _ in range(_SWEEPS):
+        for block in range(chosen.shape[1]):
+            columns = slice(block * block_size, (block + 1) * block_size)
+            own = gram_II[columns, columns]
+            rest = error @ gram_II[:, columns] - error[:, columns] @ own
+            part = np.ascontiguousarray(weight_OI[:, columns])
+            best = _quadratic(error[:, columns], own) + 2 * np.sum(error[:, columns] * rest, axis=1)
+            for candidate in candidates_OB:
+                scale = candidate[:, block]
+                difference = part - _nearest(part, scale[:, None], grid).astype(np.float64)
+                loss = _quadratic(difference, own) + 2 * np.sum(difference * rest, axis=1)
+                better = loss < best
+                best = np.where(better, loss, best)
+                chosen[better, block] = scale[better]
+                error[better, columns] = difference[better]
+    return chosen
+
+
+def _quadratic(difference_OI: NDArray[np.float64], gram_II: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.sum((difference_OI @ gram_II) * difference_OI, axis=1)
+
+
+def _nearest(weight: Floats, scale: Floats, grid: IntGrid) -> Floats:
+    return dequantise(quantise(weight, scale, grid), scale)
+
+
+def _fractions(num_candidates: int) -> Iterable[float]:
+    # The widest first: where candidates are equal (inputs that were always 0) nothing is clipped.
+    return ((index + 1) / num_candidates for index in reversed(range(num_candidates)))

@@ -1,0 +1,142 @@
+"""An ONNX graph with its edges: who makes a tensor, who reads it, what type it has, what a constant holds.
+
+Weights stay in their file until they are asked for. Nothing here changes a graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, external_data_helper, numpy_helper
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+
+# Operators that only move or copy elements: what comes out lies on the grid of what went in.
+MOVEMENT = frozenset(
+    {"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile"}
+    | {"Transpose", "Unsqueeze"}
+)
+
+
+class Topology:
+    """The nodes of a graph in topological order, by index.
+
+    Raises:
+        ValueError: The graph has subgraphs, or an operator of a runtime's own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.model = onnx.load(path, load_external_data=False)
+        self.graph = self.model.graph
+        self.nodes = list(self.graph.node)
+        self.constants = {tensor.name: tensor for tensor in self.graph.initializer}
+        self.inputs = [value.name for value in self.graph.input if value.name not in self.constants]
+        self.outputs = [value.name for value in self.graph.output]
+        self.producer: dict[str, int] = {}
+        self.readers: dict[str, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
+                raise ValueError(f"{path.name}: node {node.name} ({node.op_type}) has a graph of its own")
+            if node.domain not in ("", "ai.onnx"):
+                raise ValueError(f"{path.name}: node {node.name} is an operator of the domain {node.domain!r}")
+            for name in node.output:
+                self.producer[name] = index
+            for name in dict.fromkeys(node.input):
+                self.readers.setdefault(name, []).append(index)
+        self._mapped: dict[str, NDArray[np.uint8]] = {}
+
+    @functools.cached_property
+    def types(self) -> dict[str, int]:
+        """ONNX element type of every tensor."""
+        found = {t.name: t.data_type for t in self.graph.initializer}
+        for value in (*self.graph.input, *self.graph.output, *self._values):
+            found[value.name] = value.type.tensor_type.elem_type
+        return found
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors; a dimension that is not fixed is 0."""
+        found = {t.name: tuple(t.dims) for t in self.graph.initializer}
+        for value in (*self.graph.input, *self.graph.output, *self._values):
+            found[value.name] = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+        return found
+
+    @functools.cached_property
+    def _values(self) -> list[onnx.ValueInfoProto]:
+        known = {value.name for value in self.graph.value_info} | set(self.outputs)
+        if all(name in known for name in self.producer if name):
+            return list(self.graph.value_info)
+        return list(onnx.shape_inference.infer_shapes(self.model, data_prop=True).graph.value_info)
+
+    def is_float(self, name: str) -> bool:
+        """Whether a tensor holds real numbers."""
+        return self.types.get(name) in _FLOATS
+
+    def constant(self, name: str) -> NDArray[Any]:
+        """The values of an initializer; large ones are views of the file."""
+        tensor = self.constants[name]
+        if not external_data_helper.uses_external_data(tensor):
+            return numpy_helper.to_array(tensor)
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        data = self._mapped.get(place["location"])
+        if data is None:
+            data = np.memmap(self.path.parent / place["location"], dtype=np.uint8, mode="r")
+            self._mapped[place["location"]] = data
+        start = int(place.get("offset", 0))
+        stop = start + int(np.prod(tensor.dims, dtype=np.int64)) * dtype.itemsize
+        return data[start:stop].view(dtype).reshape(tuple(tensor.dims))
+
+    def attribute(self, node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+        """The value of a node's attribute."""
+        for attribute in node.attribute:
+            if attribute.name == name:
+                return onnx.helper.get_attribute_value(attribute)
+        return default
+
+    @functools.cached_property
+    def ancestors(self) -> list[int]:
+        """For every node the set of nodes before it, as bits of an integer."""
+        before: list[int] = []
+        for node in self.nodes:
+            bits = 0
+            for name in node.input:
+                made = self.producer.get(name)
+                if made is not None:
+                    bits |= before[made] | (1 << made)
+            before.append(bits)
+        return before
+
+
+def corresponding_names(reference: Topology, other: Topology) -> dict[str, str]:
+    """Names of ``other`` to names of ``reference``: the same model exported for another number of new tokens.
+
+    Exporters number what they make, so only positions in topological order agree.
+
+    Raises:
+        ValueError: The graphs are not the same sequence of operators; names the first node that differs.
+    """
+    if len(reference.nodes) != len(other.nodes) or reference.inputs != other.inputs:
+        raise ValueError(
+            f"{other.path.name} has {len(other.nodes)} nodes and {len(other.inputs)} inputs, "
+            f"{reference.path.name} {len(reference.nodes)} and {len(reference.inputs)}"
+        )
+    names = {name: name for name in reference.inputs}
+    for index, (left, right) in enumerate(zip(reference.nodes, other.nodes, strict=True)):
+        same = left.op_type == right.op_type and len(left.input) == len(right.input)
+        if not (same and len(left.output) == len(right.output)):
+            raise ValueError(
+                f"node {index}: {right.name} ({right.op_type}) of {other.path.name} is "
+                f"{left.name} ({left.op_type}) in {reference.path.name}"
+            )
+        for mine, theirs in zip((*right.input, *right.output), (*left.input, *left.output), strict=True):
+            known = names.setdefault(mine, theirs)
+            if known != theirs and mine not in other.constants:
+                raise ValueError(f"node {index}: {mine} of {other.path.name} is both {known} and {theirs}")
+    return names

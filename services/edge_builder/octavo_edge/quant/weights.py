@@ -1,0 +1,112 @@
+"""Weights onto integer grids: a scale for each channel, for each block, or blocks of small integers (LPBQ).
+
+Pure arithmetic on matrices. Shapes: O output channels, I inputs of a channel, B = I / block_size blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_edge.quant.grid import INT8, Floats, IntGrid, Ints, dequantise, quantise, safe_scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChannelScales:
+    """One scale a channel."""
+
+    channel: Floats  # [O]
+
+    @property
+    def block_size(self) -> int | None:
+        """None: a channel is not divided."""
+        return None
+
+    def expand(self, num_inputs: int) -> Floats:
+        """The scale of every weight, to be broadcast: [O, 1]."""
+        del num_inputs
+        return self.channel[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockScales:
+    """One scale a block."""
+
+    block: Floats  # [O, B]
+    block_size: int
+
+    def expand(self, num_inputs: int) -> Floats:
+        """The scale of every weight, [O, I]."""
+        assert self.block.shape[1] * self.block_size == num_inputs
+        return np.repeat(self.block, self.block_size, axis=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LpbqScales:
+    """A scale a channel, and an integer a block that multiplies it."""
+
+    channel: Floats  # [O]
+    integer: NDArray[np.uint8]  # [O, B], from 1
+    block_size: int
+
+    @property
+    def block(self) -> Floats:
+        """The scale of each block, [O, B]."""
+        return self.integer.astype(np.float32) * self.channel[:, None]
+
+    def expand(self, num_inputs: int) -> Floats:
+        """The scale of every weight, [O, I]."""
+        assert self.integer.shape[1] * self.block_size == num_inputs
+        return np.repeat(self.block, self.block_size, axis=1)
+
+
+Scales = ChannelScales | BlockScales | LpbqScales
+
+
+def channel_scales(weight_OI: Floats, grid: IntGrid) -> ChannelScales:
+    """MinMax: each channel's largest magnitude lands on the grid's highest integer."""
+    return ChannelScales(channel=safe_scale(np.abs(weight_OI).max(axis=1) / grid.highest))
+
+
+def block_scales(weight_OI: Floats, grid: IntGrid, block_size: int) -> BlockScales:
+    """MinMax of each block. ValueError if blocks do not divide a channel."""
+    return BlockScales(block=safe_scale(_block_absmax(weight_OI, block_size) / grid.highest), block_size=block_size)
+
+
+def lpbq_scales(weight_OI: Floats, grid: IntGrid, block_size: int, decompressed: IntGrid = INT8) -> LpbqScales:
+    """MinMax of each block, rounded to an integer times the channel's scale. ValueError as block_scales."""
+    return lpbq_from_blocks(block_scales(weight_OI, grid, block_size), grid, decompressed)
+
+
+def lpbq_from_blocks(scales: BlockScales, grid: IntGrid, decompressed: IntGrid = INT8) -> LpbqScales:
+    """The nearest LPBQ scales: the channel's largest block gets the greatest integer, 2 ** (difference of bits)."""
+    most = largest_int_scale(grid, decompressed)
+    channel = safe_scale(scales.block.max(axis=1) / most)
+    integer = np.clip(np.rint(scales.block / channel[:, None]), 1, most).astype(np.uint8)
+    return LpbqScales(channel=channel, integer=integer, block_size=scales.block_size)
+
+
+def largest_int_scale(grid: IntGrid, decompressed: IntGrid = INT8) -> int:
+    """The greatest integer of LPBQ: 16 for 4-bit blocks on an 8-bit grid."""
+    assert grid.bits < decompressed.bits
+    return 1 << (decompressed.bits - grid.bits)
+
+
+def to_integers(weight_OI: Floats, scales: Scales, grid: IntGrid) -> Ints:
+    """Nearest integers, [O, I]."""
+    return quantise(weight_OI, scales.expand(weight_OI.shape[1]), grid)
+
+
+def to_floats(integers_OI: Ints, scales: Scales) -> Floats:
+    """What integers stand for, [O, I]."""
+    return dequantise(integers_OI, scales.expand(integers_OI.shape[1]))
+
+
+def _block_absmax(weight_OI: Floats, block_size: int) -> NDArray[Any]:
+    num_channels, num_inputs = weight_OI.shape
+    if num_inputs % block_size:
+        raise ValueError(f"blocks of {block_size} do not divide {num_inputs} inputs")
+    return np.abs(weight_OI).reshape(num_channels, -1, block_size).max(axis=2)
