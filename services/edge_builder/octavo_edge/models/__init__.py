@@ -1,0 +1,1 @@
+"""The adapted decoder in torch, and how a checkpoint becomes one."""
