@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,16 +113,18 @@ class World:
 
     def run(self, stages: Pipeline[SourceModel, QuantisedGraph]) -> int:
         """The total that the pipeline comes to."""
-        around = Surroundings(
-            store=self.store,
-            target=NoTarget(),
-            clock=SystemClock(),
-            cancellation=self.cancellation,
-            on_progress=self.progress.append,
-            on_stage=self.runs.append,
-        )
-        artifact = stages.run(source_model(self.source_file), around)
-        return json.loads((artifact.path / "total.json").read_text())
+        with ExitStack() as held:
+            around = Surroundings(
+                store=self.store,
+                target=NoTarget(),
+                clock=SystemClock(),
+                cancellation=self.cancellation,
+                on_progress=self.progress.append,
+                on_stage=self.runs.append,
+                held=held,
+            )
+            artifact = stages.run(source_model(self.source_file), around)
+            return json.loads((artifact.path / "total.json").read_text())
 
 
 def counting(words: Words | None = None, lengths: Lengths | None = None, total: Total | None = None):

@@ -25,12 +25,18 @@ _NUM_NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRun:
-    """A stage of one build: what it reported, whether that was from before, and the gates that it fails."""
+    """A stage of one build: what it reported, whether that was from before, and its gates."""
 
     artifact: Artifact
     report: StageReport
     cached: bool
-    failed: tuple[Gate, ...]
+    gates: tuple[Gate, ...]
+
+    @property
+    def failed(self) -> tuple[Gate, ...]:
+        """The gates that stop the build."""
+        metrics = self.report.outcome.metrics
+        return tuple(gate for gate in self.gates if not gate.advisory and not gate.passes(metrics.get(gate.metric)))
 
 
 class GateFailed(OctavoError):
@@ -61,6 +67,8 @@ class Surroundings:
     on_progress: Callable[[Progress], None]
     # Called after every stage, also one that fails its gates.
     on_stage: Callable[[StageRun], None]
+    # Closed by the caller when it has read what it wants: until then the artifacts stay, whoever collects garbage.
+    held: ExitStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +90,13 @@ class Pipeline(Generic[A, B]):
             OctavoError: A stage cannot work on its source.
         """
         artifact: Artifact = source
-        # What a later stage reads stays in the store until the end, whoever collects garbage meanwhile.
-        with ExitStack() as held:
-            for stage in self.stages:
-                around.cancellation.check()
-                run = _obtain(stage, artifact, around, held)
-                around.on_stage(run)
-                if run.failed:
-                    raise GateFailed(run)
-                artifact = run.artifact
+        for stage in self.stages:
+            around.cancellation.check()
+            run = _obtain(stage, artifact, around)
+            around.on_stage(run)
+            if run.failed:
+                raise GateFailed(run)
+            artifact = run.artifact
         return artifact  # pyright: ignore[reportReturnType] - the last stage's kind is B, by how `then` is typed
 
 
@@ -104,7 +110,7 @@ def result_digest(stage: Stage[Any, Any], source: Artifact) -> str:
     return joined_digest(stage.name, stage.cache_key, source.digest)
 
 
-def _obtain(stage: Stage[Any, Any], source: Artifact, around: Surroundings, held: ExitStack) -> StageRun:
+def _obtain(stage: Stage[Any, Any], source: Artifact, around: Surroundings) -> StageRun:
     """The stage's result from the store, made first if it is not there."""
     digest, cached = result_digest(stage, source), True
 
@@ -115,7 +121,7 @@ def _obtain(stage: Stage[Any, Any], source: Artifact, around: Surroundings, held
         with ExitStack() as reading:
             entry = reading.enter_context(around.store.reading(digest, pause))
             if entry is not None:
-                held.enter_context(reading.pop_all())
+                around.held.enter_context(reading.pop_all())
                 break
         with around.store.writing(digest, pause) as draft:
             if draft is not None:
@@ -126,7 +132,7 @@ def _obtain(stage: Stage[Any, Any], source: Artifact, around: Surroundings, held
         artifact=stage.output(path=entry.path, digest=digest),
         report=report,
         cached=cached,
-        failed=tuple(gate for gate in stage.gates if not gate.passes(report.outcome.metrics.get(gate.metric))),
+        gates=stage.gates,
     )
 
 

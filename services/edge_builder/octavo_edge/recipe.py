@@ -197,7 +197,7 @@ def _bad(key: str, why: str) -> RecipeInvalid:
 
 
 # The limits are what real weights of 135M parameters allow without further methods.
-_W8A16 = Recipe(name="w8a16", gates=Gates(max_mean_kl_nats=0.03, max_ppl_ratio=1.03))
+_W8A16 = Recipe(name="w8a16", gates=Gates(max_mean_kl_nats=0.03, max_ppl_ratio=1.03, min_sqnr_db=20.0))
 _W4A16 = Recipe(
     name="w4a16",
     precision=replace(

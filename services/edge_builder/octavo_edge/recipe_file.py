@@ -60,7 +60,7 @@ def from_yaml(text: str, *, name: str = "recipe", folder: Path | None = None) ->
 
 def to_yaml(recipe: Recipe) -> str:
     """The recipe as a text that ``from_yaml`` reads as the same one."""
-    return yaml.safe_dump(_plain(recipe), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(to_plain(recipe), sort_keys=False, allow_unicode=True)
 
 
 class _Loader(yaml.SafeLoader):
@@ -147,18 +147,18 @@ def _read_scalar(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """A value as YAML has it."""
     if is_dataclass(value) and not isinstance(value, type):
-        entries = {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
+        entries = {entry.name: to_plain(getattr(value, entry.name)) for entry in fields(value)}
         return {"name": value.name, **entries} if isinstance(value, Step) else entries
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value.value if isinstance(value, Enum) else value
 
 
 def _anchored(recipe: Recipe, folder: Path) -> Recipe:
-    values: Mapping[str, Any] = _plain(recipe)
+    values: Mapping[str, Any] = to_plain(recipe)
     for part in ("calibration", "evaluation"):
         values[part]["texts"] = [str(folder / text) for text in values[part]["texts"]]
     return _read(Recipe, values, "")

@@ -86,7 +86,12 @@ def build_to_json(build: BuildReport) -> dict[str, Any]:
 def _entry_to_json(entry: StageEntry) -> dict[str, Any]:
     metrics = entry.report.outcome.metrics
     gates = [
-        {"limit": str(gate), "value": metrics.get(gate.metric), "passes": gate.passes(metrics.get(gate.metric))}
+        {
+            "limit": str(gate),
+            "value": metrics.get(gate.metric),
+            "passes": gate.passes(metrics.get(gate.metric)),
+            "advisory": gate.advisory,
+        }
         for gate in entry.gates
     ]
     return report_to_json(entry.report) | {"cached": entry.cached, "gates": gates}

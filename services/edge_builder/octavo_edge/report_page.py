@@ -62,9 +62,7 @@ def _stage(stage: Mapping[str, Any]) -> str:
     outcome = stage["outcome"]
     parts = [f"<h2>{escape(stage['stage'])}</h2>"]
     if stage["gates"]:
-        rows = [
-            (gate["limit"], _shown(gate["value"]), "holds" if gate["passes"] else "fails") for gate in stage["gates"]
-        ]
+        rows = [(gate["limit"], _shown(gate["value"]), _verdict(gate)) for gate in stage["gates"]]
         parts.append(_table(("gate", "measured", ""), rows))
     parts += [f'<p class="bad">{escape(warning)}</p>' for warning in outcome["warnings"]]
     if outcome["metrics"]:
@@ -78,6 +76,12 @@ def _stage(stage: Mapping[str, Any]) -> str:
         told = ", ".join(f"{name} {version}" for name, version in sorted(outcome["versions"].items()))
         parts.append(f'<p class="quiet">{escape(told)}</p>')
     return "".join(parts)
+
+
+def _verdict(gate: Mapping[str, Any]) -> str:
+    if gate["passes"]:
+        return "holds"
+    return "does not hold, a warning" if gate["advisory"] else "fails"
 
 
 def _losses(worst: Sequence[Mapping[str, Any]]) -> str:

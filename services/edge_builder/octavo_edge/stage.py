@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from octavo_common.clock import Clock
 from octavo_common.errors import Cancelled
 from octavo_edge.artifacts import Artifact
+from octavo_edge.recipe import Gates
 from octavo_edge.target import Target
 
 In = TypeVar("In", bound=Artifact, contravariant=True)
@@ -58,7 +59,7 @@ class StageContext:
     """What a stage has besides its source.
 
     ``out`` is an empty directory that becomes the artifact when the stage returns; ``scratch`` is one for what is not
-    to be kept. A stage writes nowhere else.
+    to be kept. A stage writes nowhere else. One whose result depends on the target has the target's name in its key.
     """
 
     stage: str
@@ -85,11 +86,15 @@ class TensorLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """A limit of one metric of a stage. A metric that was not measured, or is no number, does not pass."""
+    """A limit of one metric of a stage. A metric that was not measured, or is no number, does not pass.
+
+    ``advisory`` means that a worse value is a warning in the report and stops nothing.
+    """
 
     metric: str
     at_least: float | None = None
     at_most: float | None = None
+    advisory: bool = False
 
     def passes(self, value: float | None) -> bool:
         """Whether a value is within the limits."""
@@ -100,6 +105,19 @@ class Gate:
     def __str__(self) -> str:
         limits = [(">=", self.at_least), ("<=", self.at_most)]
         return " and ".join(f"{self.metric} {sign} {limit:g}" for sign, limit in limits if limit is not None)
+
+
+def gates_of(limits: Gates) -> tuple[Gate, ...]:
+    """A recipe's limits as gates: ``max_mean_kl_nats`` is the most that the metric ``mean_kl_nats`` may be."""
+    gates: list[Gate] = []
+    for entry in fields(limits):
+        value: float | None = getattr(limits, entry.name)
+        bound, _, metric = entry.name.partition("_")
+        if value is not None and bound == "min":
+            gates.append(Gate(metric=metric, at_least=value))
+        elif value is not None:
+            gates.append(Gate(metric=metric, at_most=value))
+    return tuple(gates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ class TargetProfile:
     """What a target can take."""
 
     name: str
+    # Of the tool-chain; another one compiles anew. Empty if it is not installed.
+    version: str = ""
     # ONNX operators of the default domain that it runs; None if it runs them all.
     ops: frozenset[str] | None = None
     activations: frozenset[QType] = frozenset(QType)

@@ -1,0 +1,1 @@
+"""The steps of a build, one a file; only app imports them."""

@@ -1,0 +1,56 @@
+"""Lets the target's tool-chain make what a device loads. Knows no tool-chain."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from octavo_common.errors import FailedPrecondition
+from octavo_edge.artifacts import CompiledBlob, QuantisedGraph
+from octavo_edge.stage import Gate, StageContext, StageOutcome
+from octavo_edge.target import CompileOptions, Target, Unavailable
+
+_VERSION = "1"
+
+
+class TargetUnavailable(FailedPrecondition):
+    """The tool-chain cannot make a binary here; the message has every reason."""
+
+    code = "TARGET_UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """Quantised graphs to a target's binary."""
+
+    target: Target
+    options: CompileOptions = field(default_factory=CompileOptions)
+    name: str = "compile"
+    output: type[CompiledBlob] = CompiledBlob
+    gates: tuple[Gate, ...] = ()
+
+    @property
+    def cache_key(self) -> str:
+        """The tool-chain with its version, and what it was asked."""
+        profile = self.target.profile
+        return json.dumps([_VERSION, profile.name, profile.version, dict(self.options.values)], sort_keys=True)
+
+    def run(self, source: QuantisedGraph, ctx: StageContext) -> StageOutcome:
+        """Compile.
+
+        Raises:
+            TargetUnavailable: No binary was made.
+        """
+        name = self.target.profile.name
+        ctx.step(0, 1, name)
+        if missing := self.target.missing():
+            raise TargetUnavailable(f"{name} cannot compile here: {'; '.join(missing)}", param="target")
+        result = self.target.compile(source, self.options, ctx.out)
+        if isinstance(result.outcome, Unavailable):
+            raise TargetUnavailable(f"{name}: {result.outcome.reason}", param="target")
+        return StageOutcome(
+            metrics=result.metrics,
+            warnings=result.warnings,
+            versions=result.versions,
+            details={"outcome": str(result.outcome)},
+        )

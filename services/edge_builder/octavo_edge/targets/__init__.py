@@ -1,0 +1,1 @@
+"""The tool-chains, one a file; only app imports them."""
