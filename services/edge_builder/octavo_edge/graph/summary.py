@@ -11,7 +11,7 @@ from octavo_edge.target import GraphNode, GraphSummary
 
 __all__ = ["summarise", "summarise_model", "tensor_bytes"]
 
-_BITS = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
+_BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
 
 
 def summarise(path: Path) -> GraphSummary:
@@ -20,7 +20,7 @@ def summarise(path: Path) -> GraphSummary:
 
 
 def summarise_model(model: ModelProto) -> GraphSummary:
-    """The summary of a graph. Types come from the graph itself and from ONNX's inference; an unknown one is left out."""
+    """The summary of a graph. Types are those that the graph states or ONNX infers; an unknown one is left out."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     types: dict[str, int] = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in (*graph.input, *graph.output, *graph.value_info):

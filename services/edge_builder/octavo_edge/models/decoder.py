@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -103,10 +102,3 @@ def load_decoder(folder: Path) -> AdaptedDecoder:
     if config.attention == "sha":
         decoder.split_heads()
     return decoder
-
-
-def run_decoder(decoder: AdaptedDecoder, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """Run on inputs by name, as `GraphSpec.inputs` names them."""
-    ids, mask, cos, sin, *past = inputs.values()
-    with torch.inference_mode():
-        return decoder(ids, mask, cos, sin, past)
