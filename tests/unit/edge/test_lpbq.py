@@ -35,7 +35,8 @@ def test_weights_lie_on_the_channels_eight_bit_grid(weight):
     )
 
 
-def test_it_lies_between_one_scale_a_channel_and_free_scales(rng=np.random.default_rng(3)):
+def test_it_lies_between_one_scale_a_channel_and_free_scales():
+    rng = np.random.default_rng(3)
     weight = (rng.normal(size=(16, 256)) * np.repeat(rng.uniform(0.05, 1, size=(16, 4)), 64, axis=1)).astype(np.float32)
 
     def error(scales):

@@ -77,7 +77,8 @@ def test_a_scale_is_never_zero_or_denormal():
     assert weights.channel_scales(np.zeros((2, 4), np.float32), grids.INT4).channel.tolist() == [1.0, 1.0]
 
 
-def test_every_channel_reaches_its_highest_integer_and_none_is_clipped(rng=np.random.default_rng(0)):
+def test_every_channel_reaches_its_highest_integer_and_none_is_clipped():
+    rng = np.random.default_rng(0)
     weight = rng.normal(size=(6, 32)).astype(np.float32) * rng.uniform(1e-3, 1e3, size=(6, 1)).astype(np.float32)
     scales = weights.channel_scales(weight, grids.INT4)
     integers = weights.to_integers(weight, scales, grids.INT4)
@@ -85,7 +86,8 @@ def test_every_channel_reaches_its_highest_integer_and_none_is_clipped(rng=np.ra
     assert np.all(np.abs(weights.to_floats(integers, scales) - weight) <= scales.expand(32) * 0.5001)
 
 
-def test_a_block_is_a_channel_of_its_own(rng=np.random.default_rng(1)):
+def test_a_block_is_a_channel_of_its_own():
+    rng = np.random.default_rng(1)
     weight = rng.normal(size=(4, 64)).astype(np.float32)
     blocked = weights.block_scales(weight, grids.INT4, 16)
     alone = weights.channel_scales(weight.reshape(16, 16), grids.INT4)
@@ -101,7 +103,8 @@ def test_blocks_that_do_not_divide_a_channel_are_refused():
         weights.block_scales(np.ones((2, 40), np.float32), grids.INT4, 16)
 
 
-def test_onnx_runtime_reads_four_bit_integers_as_we_do(rng=np.random.default_rng(2)):
+def test_onnx_runtime_reads_four_bit_integers_as_we_do():
+    rng = np.random.default_rng(2)
     integers = rng.integers(-8, 8, size=(4, 32)).astype(np.int8)
     scales = weights.BlockScales(block=rng.uniform(0.1, 1, size=(4, 2)).astype(np.float32), block_size=16)
     packed = helper.make_tensor("q", TensorProto.INT4, [4, 32], integers.reshape(-1).tolist())
