@@ -19,8 +19,17 @@ def check_place(out: Path) -> None:
     """Say early whether a build may be put there: a new directory, an empty one, or one with a build before.
 
     Raises:
-        InvalidArgument: There is something else.
+        InvalidArgument: There is something else, or nothing may be written there.
     """
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"{out} cannot be made: nothing may be written in {above}", param="out")
+    if out.is_mount():
+        raise InvalidArgument(
+            f"{out} is where a disk is mounted, which cannot be replaced as a whole",
+            hint="give a directory inside it with --out",
+            param="out",
+        )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:

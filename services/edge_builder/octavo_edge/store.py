@@ -18,10 +18,17 @@ from typing import Any
 
 from octavo_common import space
 from octavo_common.clock import Clock
+from octavo_common.errors import FailedPrecondition
 from octavo_edge.artifacts import file_digest
 from octavo_edge.locks import NamedLocks
 
 _MANIFEST, _REPORT, _FILES = "manifest.json", "report.json", "files"
+
+
+class StoreUnusable(FailedPrecondition):
+    """Nothing can be kept at the store's place."""
+
+    code = "STORE_UNUSABLE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +67,12 @@ class ArtifactStore:
     def __init__(self, root: Path, clock: Clock) -> None:
         self._root, self._clock = root, clock
         self._objects, self._drafts = root / "objects", root / "drafts"
-        with told_when_full(root, "the artifact store"):
-            for folder in (self._objects, self._drafts, root / "locks"):
-                folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with told_when_full(root, "the artifact store"):
+                for folder in (self._objects, self._drafts, root / "locks"):
+                    folder.mkdir(parents=True, exist_ok=True)
+        except (PermissionError, FileExistsError, NotADirectoryError) as error:
+            raise StoreUnusable(f"the artifact store {root} cannot be used: {error.strerror}") from error
         self._locks = NamedLocks(root / "locks")
         self.collect_leftovers()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,3 +175,7 @@ def test_what_is_no_build_is_not_replaced(tmp_path):
         check_place(tmp_path)
     with pytest.raises(InvalidArgument, match="something else"):
         check_place(tmp_path / "thesis.txt")
+    with pytest.raises(InvalidArgument, match="nothing may be written"):
+        check_place(tmp_path / "thesis.txt" / "out")
+    with pytest.raises(InvalidArgument, match="mounted"):
+        check_place(Path("/proc"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 
@@ -10,7 +11,7 @@ import pytest
 from octavo_common.clock import SystemClock
 from octavo_common.errors import Cancelled, InvalidArgument
 from octavo_edge.artifacts import joined_digest, source_model
-from octavo_edge.store import ArtifactStore
+from octavo_edge.store import ArtifactStore, StoreUnusable
 
 
 class Ticking:
@@ -132,9 +133,13 @@ def test_no_checkpoint_is_told(tmp_path, name):
 
 
 def test_the_manifest_lists_the_sha256_of_every_file(store):
-    import hashlib
-
     entry = put(store, "folio", 10)
     listed = json.loads((entry.path.parent / "manifest.json").read_text())["files"]
     assert listed["files/data"] == {"bytes": 10, "sha256": hashlib.sha256(b"f" * 10).hexdigest()}
     assert set(listed) == {"files/data", "report.json"}
+
+
+def test_a_store_that_cannot_be_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnusable, match="cannot be used"):
+        ArtifactStore(tmp_path / "file", SystemClock())
