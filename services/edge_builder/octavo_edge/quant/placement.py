@@ -196,18 +196,17 @@ def _is_scaling(graph: Topology, index: int) -> bool:
 
 
 def _root_chain(graph: Topology, name: str) -> list[int]:
-    """From a mean square on: + eps, square root, reciprocal, and the product of x and that."""
+    """From a mean square on: + eps (if it is there), square root, reciprocal, and the product of x and that."""
     chain: list[int] = []
-    for ops in (("Add",), ("Sqrt",), ("Reciprocal", "Div"), ("Mul",)):
-        readers = [index for index in graph.readers.get(name, []) if graph.nodes[index].op_type in ops]
+    for op in ("Add", "Sqrt", "Reciprocal", "Div", "Mul"):
+        readers = [index for index in graph.readers.get(name, []) if graph.nodes[index].op_type == op]
         if len(readers) != 1:
-            break
+            continue
+        node = graph.nodes[readers[0]]
         chain.append(readers[0])
-        if ops != ("Mul",) and graph.nodes[readers[0]].op_type == "Div" and graph.nodes[readers[0]].input[1] == name:
-            numerator = graph.nodes[readers[0]].input[0]
-            if numerator not in graph.constants:
-                break  # x / sqrt(...): that is the product already
-        name = graph.nodes[readers[0]].output[0]
+        name = node.output[0]
+        if op == "Div" and node.input[0] not in graph.constants:
+            break  # x / sqrt(...): that is the product already
     return chain
 
 

@@ -1,0 +1,65 @@
+"""Inputs of a graph for many batches, kept on disk: a past of all layers and batches would be gigabytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_edge.graph.feeds import Decoding, RunGraph
+from octavo_edge.graph.spec import GraphSpec, TensorSpec
+
+
+class StoredBatch(Mapping[str, NDArray[Any]]):
+    """Inputs by name, read when they are asked for; what is all zeros takes no space."""
+
+    def __init__(self, folder: Path, specs: Mapping[str, TensorSpec]) -> None:
+        self._folder, self._specs = folder, specs
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        spec = self._specs[name]
+        file = self._folder / f"{name}.npy"
+        return np.load(file) if file.is_file() else np.zeros(spec.shape, spec.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+
+class BatchStore(Sequence[StoredBatch]):
+    """Batches in the order in which they were added, in a folder of their own."""
+
+    def __init__(self, folder: Path, spec: GraphSpec, ar: int) -> None:
+        self._folder = folder
+        self._specs = {tensor.name: tensor for tensor in spec.inputs(ar)}
+        self._batches: list[StoredBatch] = []
+
+    def add(self, inputs: Mapping[str, NDArray[Any]]) -> None:
+        """Keep a batch."""
+        folder = self._folder / str(len(self._batches))
+        folder.mkdir(parents=True)
+        for name in self._specs:
+            if inputs[name].any():
+                np.save(folder / f"{name}.npy", inputs[name])
+        self._batches.append(StoredBatch(folder, self._specs))
+
+    @overload
+    def __getitem__(self, index: int) -> StoredBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[StoredBatch]: ...
+    def __getitem__(self, index: int | slice) -> StoredBatch | Sequence[StoredBatch]:
+        return self._batches[index]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def windows_of(spec: GraphSpec, run: RunGraph, tokens: Sequence[int]) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """Inputs of the largest graph for a stretch of text: first with an empty past, then behind its own past."""
+    for call in Decoding(spec, run).calls(tokens, ars=spec.ars[:1]):
+        yield call.inputs

@@ -1,0 +1,228 @@
+"""Gives weights and activations their grids, writes the graphs in QDQ form, and measures what that cost.
+
+Knows no tool-chain beyond what the target says of itself.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from octavo_common.errors import FailedPrecondition
+from octavo_common.text.bundle import TokenizerBundle
+from octavo_common.text.tokenizer import Tokenizer
+from octavo_edge.artifacts import OptimisedGraph, QuantisedGraph
+from octavo_edge.graph.runtime import OrtModel
+from octavo_edge.graph.spec import GraphSpec, graph_file, write_spec
+from octavo_edge.quant.batches import BatchStore, windows_of
+from octavo_edge.quant.calibrate import quantise_graph
+from octavo_edge.quant.corpus import Purpose, documents, texts_digest
+from octavo_edge.quant.encodings import Encodings, write_v1, write_v2
+from octavo_edge.quant.evaluation import Comparison, Reference, compare, refer
+from octavo_edge.quant.placement import place
+from octavo_edge.quant.plan import Quantised, QuantPlan
+from octavo_edge.quant.planning import plan_of
+from octavo_edge.quant.qdq import WeightFile, write_qdq
+from octavo_edge.quant.topology import Topology, corresponding_names
+from octavo_edge.recipe import Recipe, RecipeInvalid
+from octavo_edge.stage import Gate, StageContext, StageOutcome, TensorLoss, gates_of
+from octavo_edge.target import TargetProfile
+
+_VERSION = "1"
+_DATA = "weights.data"
+_FEW_BATCHES = 50
+_NUM_WORST = 10
+# Files of a model's folder that every artifact carries on.
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_CARRIED = (*_TOKENIZER, "generation_config.json", "config.json")
+
+
+class NotQuantisable(FailedPrecondition):
+    """The graph cannot be quantised as the recipe asks; names the tensor or node."""
+
+    code = "NOT_QUANTISABLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantise:
+    """Float graphs to QDQ graphs with one file of integers, as a recipe asks."""
+
+    recipe: Recipe
+    name: str = "quantise"
+    output: type[QuantisedGraph] = QuantisedGraph
+
+    @property
+    def cache_key(self) -> str:
+        """The recipe without gates, and the words of its texts. NoUsableData if they cannot be read."""
+        calibration, evaluation = self.recipe.calibration.texts, self.recipe.evaluation.texts
+        words = [texts_digest(Purpose.CALIBRATION, calibration), texts_digest(Purpose.EVALUATION, evaluation)]
+        return json.dumps([_VERSION, self.recipe.fingerprint(), *words])
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """Those of the recipe."""
+        return gates_of(self.recipe.gates)
+
+    def run(self, source: OptimisedGraph, ctx: StageContext) -> StageOutcome:
+        """Calibrate on text, round weights layer by layer, write, and compare on other text.
+
+        Raises:
+            NoUsableData: There is no text to calibrate with or to judge by.
+            RecipeInvalid: The target cannot take a precision.
+            NotQuantisable: A tensor is not finite, blocks do not fit a weight, or the graphs of a model differ.
+        """
+        _check_target(self.recipe, ctx.target.profile)
+        warnings: list[str] = []
+        work = _Work(source=source.path, recipe=self.recipe, ctx=ctx)
+        ctx.step(0, 4, "reading text")
+        batches, reference = work.run_float()
+        if len(batches) < _FEW_BATCHES:
+            warnings.append(f"{len(batches)} calibration batches; under {_FEW_BATCHES} ranges are a guess")
+        try:
+            quantised = work.quantise(plan_of(self.recipe), batches)
+            work.write(quantised)
+        except ValueError as e:
+            raise NotQuantisable(str(e)) from e
+        comparison = work.compare(reference)
+        return _outcome(ctx.out, comparison, quantised, len(batches), warnings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """One run of the stage."""
+
+    source: Path
+    recipe: Recipe
+    ctx: StageContext
+
+    def run_float(self) -> tuple[BatchStore, Reference]:
+        """Batches to calibrate with, and what the float graph says of the texts to judge by."""
+        tokenizer = Tokenizer(TokenizerBundle.from_directory(self.source))
+
+        def encode(text: str) -> list[int]:
+            return tokenizer.encode(text, add_special=False)
+
+        model = OrtModel(self.source)
+        spec, ar = model.spec, model.spec.ars[0]
+        wanted = self.recipe.calibration.num_windows
+        # Half of the windows have a past, where the context has room for one.
+        length = ar if spec.context_length < 2 * ar else 2 * ar
+        stretches = documents(
+            Purpose.CALIBRATION,
+            self.recipe.calibration.texts,
+            encode,
+            length=length,
+            num=-(-wanted * ar // length),
+        )
+        judged = documents(
+            Purpose.EVALUATION,
+            self.recipe.evaluation.texts,
+            encode,
+            length=ar,
+            num=self.recipe.evaluation.num_windows,
+        )
+        batches = BatchStore(self.ctx.scratch / "batches", spec, ar)
+        total = len(stretches) + len(judged)
+        for index, stretch in enumerate(stretches):
+            for inputs in windows_of(spec, model, stretch):
+                if len(batches) < wanted:
+                    batches.add(inputs)
+            self.ctx.step(index + 1, total, "running the float graph on text")
+        reference = refer(
+            spec,
+            model,
+            judged,
+            self.ctx.scratch / "reference",
+            lambda done: self.ctx.step(len(stretches) + done, total, "running the float graph on text"),
+        )
+        return batches, reference
+
+    def quantise(self, plan: QuantPlan, batches: BatchStore) -> Quantised:
+        """All weights and ranges, from the graph for most tokens."""
+        graph = Topology(self.source / graph_file(self._spec().ars[0]))
+
+        def on_piece(done: int, total: int, weights: Sequence[str]) -> None:
+            self.ctx.step(done, total, weights[0] if weights else "")
+
+        placement = place(graph, float_residual=plan.activations.float_residual)
+        return quantise_graph(graph, placement, plan, batches, on_piece)
+
+    def write(self, quantised: Quantised) -> None:
+        """Graphs of all sizes, their data file, encodings, and what belongs to the model."""
+        spec, out = self._spec(), self.ctx.out
+        reference = Topology(self.source / graph_file(spec.ars[0]))
+        with (out / _DATA).open("wb") as file:
+            weights = WeightFile(file, _DATA)
+            for index, ar in enumerate(spec.ars):
+                self.ctx.step(index, len(spec.ars), f"writing {graph_file(ar)}")
+                graph = Topology(self.source / graph_file(ar))
+                write_qdq(graph, quantised, corresponding_names(reference, graph), out / graph_file(ar), weights)
+        write_spec(out, spec)
+        for name in _CARRIED:
+            if (self.source / name).is_file():
+                shutil.copyfile(self.source / name, out / name)
+        encodings = Encodings(
+            activations=quantised.activations,
+            params={name: weight.encoding for name, weight in quantised.weights.items()},
+        )
+        producer = {"package": "octavo", "version": importlib.metadata.version("octavo")}
+        bits = self.recipe.precision.activations.bits
+        write_v1(out / "encodings_v1.json", encodings, producer=producer, activation_bits=bits)
+        write_v2(out / "encodings.json", encodings, producer=producer)
+
+    def compare(self, reference: Reference) -> Comparison:
+        """The graph for most tokens against the float one."""
+        model, num = OrtModel(self.ctx.out), len(reference.tokens)
+        return compare(
+            model.spec, model, reference, lambda done: self.ctx.step(done, num, "comparing with the float graph")
+        )
+
+    def _spec(self) -> GraphSpec:
+        from octavo_edge.graph.spec import read_spec
+
+        return read_spec(self.source)
+
+
+def _check_target(recipe: Recipe, profile: TargetProfile) -> None:
+    precision = recipe.precision
+    asked = [("precision.activations", precision.activations, profile.activations)]
+    asked += [(f"precision.{kind}.qtype", w.qtype, profile.weights) for kind, w in _kinds(recipe)]
+    for key, qtype, allowed in asked:
+        if qtype not in allowed:
+            takes = ", ".join(sorted(allowed))
+            raise RecipeInvalid(f"recipe: {key} is {qtype}; {profile.name} takes {takes}", param=key)
+    for kind, weights in _kinds(recipe):
+        if not weights.qtype.is_float and weights.granularity not in profile.granularities:
+            key = f"precision.{kind}.granularity"
+            takes = ", ".join(sorted(profile.granularities))
+            raise RecipeInvalid(f"recipe: {key} is {weights.granularity}; {profile.name} takes {takes}", param=key)
+
+
+def _kinds(recipe: Recipe):  # noqa: ANN202
+    return (("blocks", recipe.precision.blocks), ("lm_head", recipe.precision.lm_head))
+
+
+def _outcome(
+    out: Path, comparison: Comparison, quantised: Quantised, num_batches: int, warnings: Sequence[str]
+) -> StageOutcome:
+    losses = [TensorLoss(tensor=name, sqnr_db=value) for name, value in comparison.cache_sqnr_db.items()]
+    losses.append(TensorLoss(tensor="logits", sqnr_db=comparison.sqnr_db))
+    losses.sort(key=lambda loss: loss.sqnr_db)
+    metrics = {
+        **comparison.metrics(),
+        "size_bytes": float((out / _DATA).stat().st_size),
+        "num_calibration_batches": float(num_batches),
+    }
+    details = {"weights_sqnr_db": dict(sorted(quantised.errors.items(), key=lambda item: item[1]))}
+    (out / "quantise.json").write_text(json.dumps({"metrics": metrics, **details}, indent=1) + "\n")
+    return StageOutcome(
+        metrics=metrics,
+        warnings=tuple(warnings),
+        versions={name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime", "numpy")},
+        worst=tuple(replace(loss) for loss in losses[:_NUM_WORST]),
+        details={**details, "outputs_sqnr_db": {loss.tensor: loss.sqnr_db for loss in losses}},
+    )
