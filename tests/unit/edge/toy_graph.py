@@ -35,14 +35,14 @@ class _Builder:
         return name
 
 
-def toy_weights(seed=0, *, spike=False):
+def toy_weights(seed=0, *, spike=False, vocab=VOCAB):
     """Weights by name."""
     rng = np.random.default_rng(seed)
 
     def random(*shape):
         return (rng.normal(size=shape) / np.sqrt(shape[1])).astype(np.float32)
 
-    weights = {"embed": rng.normal(size=(VOCAB, HIDDEN)).astype(np.float32), "head": random(VOCAB, HIDDEN)}
+    weights = {"embed": rng.normal(size=(vocab, HIDDEN)).astype(np.float32), "head": random(vocab, HIDDEN)}
     weights["head"] *= 3
     for layer in range(LAYERS):
         shapes = {"q": (HIDDEN, HIDDEN), "k": (KV * DIM, HIDDEN), "v": (KV * DIM, HIDDEN), "o": (HIDDEN, HIDDEN)}
@@ -64,7 +64,7 @@ def toy_weights(seed=0, *, spike=False):
     return weights
 
 
-def toy_spec(ars=(8, 1)):
+def toy_spec(ars=(8, 1), vocab=VOCAB):
     frequencies = tuple(float(np.float32(10000.0 ** (-2 * i / DIM))) for i in range(DIM // 2))
     return GraphSpec(
         context_length=CONTEXT,
@@ -74,14 +74,14 @@ def toy_spec(ars=(8, 1)):
         num_kv_heads=KV,
         head_dim=DIM,
         hidden_size=HIDDEN,
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         rope=RopeSpec(inverse_frequencies=frequencies),
     )
 
 
-def write_toy(folder, *, seed=0, spike=False, ars=(8, 1)):
+def write_toy(folder, *, seed=0, spike=False, ars=(8, 1), vocab=VOCAB):
     """``spec.json``, ``arN.onnx`` and ``weights.data``; returns the spec."""
-    spec, weights = toy_spec(ars), toy_weights(seed, spike=spike)
+    spec, weights = toy_spec(ars, vocab), toy_weights(seed, spike=spike, vocab=vocab)
     folder.mkdir(parents=True, exist_ok=True)
     write_spec(folder, spec)
     for index, ar in enumerate(ars):
