@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,9 @@ from octavo_edge.graph.spec import GraphSpec, RopeSpec
 __all__ = ["Arrays", "Call", "Decoding", "KVCache", "RunGraph", "attention_mask", "rope_tables"]
 
 Floats = NDArray[np.float32]
-Arrays = dict[str, NDArray[np.generic]]
+Arrays = dict[str, NDArray[Any]]
 # Runs the graph for so many new tokens on inputs by name; gives outputs by name.
-RunGraph = Callable[[int, Mapping[str, NDArray[np.generic]]], Mapping[str, NDArray[np.generic]]]
+RunGraph = Callable[[int, Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
 
 
 def rope_tables(rope: RopeSpec, positions: NDArray[np.integer]) -> tuple[Floats, Floats]:
@@ -51,7 +52,7 @@ class KVCache:
             result[f"past_value_{layer}"] = self._values[layer][:, :, :length].copy()
         return result
 
-    def append(self, outputs: Mapping[str, NDArray[np.generic]], num_new: int) -> None:
+    def append(self, outputs: Mapping[str, NDArray[Any]], num_new: int) -> None:
         """Keep the first `num_new` of the tokens that a graph was run on."""
         start, stop = self.num_tokens, self.num_tokens + num_new
         assert stop <= self._spec.context_length
@@ -75,12 +76,12 @@ class Call:
     start: int  # position of its first token
     num_new: int
     inputs: Arrays
-    outputs: Mapping[str, NDArray[np.generic]]
+    outputs: Mapping[str, NDArray[Any]]
 
     @property
     def logits(self) -> Floats:
         """`[num_new, V]`: of the real tokens."""
-        return self.outputs["logits"][0, : self.num_new].astype(np.float32, copy=False)
+        return self.outputs["logits"][0, : self.num_new]
 
 
 class Decoding:

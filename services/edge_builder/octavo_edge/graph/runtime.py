@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -30,9 +31,7 @@ class OrtGraph:
         self.inputs: tuple[str, ...] = tuple(value.name for value in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(value.name for value in self._session.get_outputs())
 
-    def run(
-        self, feeds: Mapping[str, NDArray[np.generic]], outputs: Sequence[str] | None = None
-    ) -> dict[str, NDArray[np.generic]]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """All outputs, or those named."""
         names = list(self.outputs if outputs is None else outputs)
         values = self._session.run(names, dict(feeds))
@@ -47,7 +46,7 @@ class OrtModel:
         self._folder, self._num_threads, self._optimise = folder, num_threads, optimise
         self._graphs: dict[int, OrtGraph] = {}
 
-    def __call__(self, ar: int, feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+    def __call__(self, ar: int, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run the graph for `ar` new tokens."""
         return self.graph(ar).run(feeds)
 

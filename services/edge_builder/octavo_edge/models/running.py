@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ class TorchModel:
         self.spec = spec
         self._decoder = decoder
 
-    def __call__(self, ar: int, feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+    def __call__(self, ar: int, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run on `ar` new tokens."""
         ids, mask, cos, sin, *past = (torch.from_numpy(feeds[tensor.name]) for tensor in self.spec.inputs(ar))
         with torch.inference_mode():

@@ -1,0 +1,99 @@
+"""One file for the weights of several graphs: bytes that are there already are not stored again.
+
+What a device can share between graphs it shares by content, so content is what decides here; names do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+__all__ = ["WEIGHTS_FILE", "Place", "WeightsWriter", "external_place", "place_of", "point_at", "read_external"]
+
+WEIGHTS_FILE = "weights.data"
+_ALIGNMENT = 4096  # a page: readers map the file
+
+
+class Place(NamedTuple):
+    """Where in the file a tensor's bytes are."""
+
+    offset: int
+    num_bytes: int
+
+
+class WeightsWriter:
+    """Writes a new file; use as a context."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / WEIGHTS_FILE
+        self._file: BinaryIO | None = None
+        self._places: dict[bytes, Place] = {}
+        self._end = 0
+        self.shared_bytes = 0  # what was asked to be stored and was there
+
+    def __enter__(self) -> WeightsWriter:
+        self._file = self._path.open("xb")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file."""
+        return self._end
+
+    def put(self, values: NDArray[Any]) -> Place:
+        """Store an array's bytes in its own order of axes, or find them."""
+        assert self._file is not None, "the file is open inside the context only"
+        view = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+        digest = hashlib.sha256(view).digest()
+        if digest in self._places:
+            self.shared_bytes += len(view)
+            return self._places[digest]
+        offset = -(-self._end // _ALIGNMENT) * _ALIGNMENT
+        self._file.write(bytes(offset - self._end))
+        self._file.write(view)
+        # Others map the file while more is appended.
+        self._file.flush()
+        place = self._places[digest] = Place(offset, len(view))
+        self._end = offset + len(view)
+        return place
+
+
+def point_at(tensor: TensorProto, place: Place) -> None:
+    """Let an initialiser have its values in the file instead of in the graph."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in (("location", WEIGHTS_FILE), ("offset", str(place.offset)), ("length", str(place.num_bytes))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+
+
+def external_place(tensor: TensorProto) -> Place | None:
+    """Where an initialiser's values are; None when they are in the graph."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return None
+    return place_of({entry.key: entry.value for entry in tensor.external_data})
+
+
+def place_of(entries: Mapping[str, str]) -> Place:
+    """The place that ONNX's entries of external data name."""
+    return Place(int(entries.get("offset", 0)), int(entries["length"]))
+
+
+def read_external(tensor: TensorProto, folder: Path) -> NDArray[np.float32]:
+    """A float32 initialiser's values, mapped from the file: nothing is read until it is used."""
+    place = external_place(tensor)
+    assert place is not None
+    assert tensor.data_type == TensorProto.FLOAT
+    return np.memmap(folder / WEIGHTS_FILE, np.float32, "r", place.offset, tuple(tensor.dims))
