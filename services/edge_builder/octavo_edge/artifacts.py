@@ -6,6 +6,7 @@ Every kind of artifact is a class of its own, so that stages in a wrong order ar
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,16 @@ from octavo_common.errors import InvalidArgument
 _CHUNK_BYTES = 1 << 20
 # What makes a checkpoint; a README beside it does not change what is built.
 _CHECKPOINT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja"})
+
+# Files of a model's directory that every artifact carries on.
+CARRIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +47,10 @@ class AdaptedModel(Artifact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimisedGraph(Artifact):
-    """``spec.json``, one ``arN.onnx`` for every number N of new tokens, and the ``weights.data`` that all point at."""
+    """``spec.json``, one ``arN.onnx`` for every number N of new tokens, and the ``weights.data`` that all point at.
+
+    With the tokenizer's files, as all artifacts that come after the source.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +93,13 @@ def source_model(path: Path) -> SourceModel:
             param="model",
         )
     return SourceModel(path=path.resolve(), digest=_tree_digest(files))
+
+
+def carry(source: Path, out: Path) -> None:
+    """Copy what belongs to a model in every form of it: tokenizer, chat template and settings, as far as it has them."""
+    for name in CARRIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
 
 
 def file_digest(path: Path) -> str:
