@@ -78,10 +78,14 @@ class Topology:
         """Whether a tensor holds real numbers."""
         return self.types.get(name) in _FLOATS
 
+    def is_external(self, name: str) -> bool:
+        """Whether the values of an initializer lie in a file of their own."""
+        return external_data_helper.uses_external_data(self.constants[name])
+
     def constant(self, name: str) -> NDArray[Any]:
         """The values of an initializer; large ones are views of the file."""
         tensor = self.constants[name]
-        if not external_data_helper.uses_external_data(tensor):
+        if not self.is_external(name):
             return numpy_helper.to_array(tensor)
         place = {entry.key: entry.value for entry in tensor.external_data}
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
