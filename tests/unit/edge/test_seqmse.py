@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from octavo_edge.quant import grid as grids
-from octavo_edge.quant import seqmse, weights
+from octavo_edge.quant import rounding, seqmse, weights
+from octavo_edge.quant.plan import WeightPlan
+from octavo_edge.recipe import Granularity
 
 
 def layer(seed, *, outputs=6, inputs=32, tokens=50, spike=1.0):
@@ -99,3 +101,24 @@ def test_inputs_that_never_varied_do_no_harm():
     scales = seqmse.search_channels(weight, silent, grids.INT4)
     integers = seqmse.round_with_feedback(weight, silent, scales, grids.INT4)
     assert np.isfinite(weights.to_floats(integers, scales)).all()
+
+
+@pytest.mark.parametrize("granularity", [Granularity.PCQ, Granularity.BQ, Granularity.LPBQ])
+def test_a_wide_layer_is_rounded_as_its_rows_alone_are(monkeypatch, granularity):
+    weight, _, gram = layer(6, outputs=10, inputs=64)
+    block_size = None if granularity is Granularity.PCQ else 16
+    plan = WeightPlan(grid=grids.INT4, granularity=granularity, block_size=block_size, num_candidates=8, feedback=True)
+    whole = rounding.round_weight(weight, 0, plan, gram)
+    monkeypatch.setattr(rounding, "_ROWS", 3)
+    parts = rounding.round_weight(weight, 0, plan, gram)
+    np.testing.assert_array_equal(whole.integers, parts.integers)
+    np.testing.assert_array_equal(whole.floats(), parts.floats())
+
+
+def test_a_matmuls_weight_is_its_convs_turned_around():
+    weight, _, gram = layer(7, outputs=8, inputs=32)
+    plan = WeightPlan(grid=grids.INT4, granularity=Granularity.LPBQ, block_size=16, num_candidates=8)
+    conv = rounding.round_weight(weight[:, :, None, None], 0, plan, gram)
+    matmul = rounding.round_weight(np.ascontiguousarray(weight.T), 1, plan, gram)
+    np.testing.assert_array_equal(conv.integers[:, :, 0, 0].T, matmul.integers)
+    np.testing.assert_array_equal(conv.floats()[:, :, 0, 0].T, matmul.floats())

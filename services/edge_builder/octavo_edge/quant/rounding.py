@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from octavo_edge.quant import seqmse, weights
 from octavo_edge.quant.encodings import Lpbq, ParamEncoding, PerBlock, PerChannel, PerTensor
-from octavo_edge.quant.grid import UINT16, Floats, affine_from_range, quantise, symmetric_from_range
+from octavo_edge.quant.grid import UINT16, Floats, Ints, affine_from_range, quantise, symmetric_from_range
 from octavo_edge.quant.plan import QuantisedWeight, WeightPlan
 from octavo_edge.recipe import Granularity
 
 Gram = NDArray[np.float64]
+
+_ROWS = 4096  # output channels at a time
 
 
 def round_weight(weight: Floats, channel_axis: int, plan: WeightPlan, gram_II: Gram | None) -> QuantisedWeight:
@@ -31,11 +33,10 @@ def round_weight(weight: Floats, channel_axis: int, plan: WeightPlan, gram_II: G
     if plan.block_size is not None and matrix.shape[1] != weight.shape[1 - channel_axis]:
         raise ValueError(f"a weight of shape {weight.shape} has no blocks of inputs: its kernel is not 1x1")
     gram = gram_II if gram_II is not None and gram_II.shape[0] == matrix.shape[1] else None
-    scales = _scales(matrix, plan, gram)
-    if plan.feedback and gram is not None:
-        integers = seqmse.round_with_feedback(matrix, gram, scales, plan.grid)
-    else:
-        integers = weights.to_integers(matrix, scales, plan.grid)
+    # Channels know nothing of each other, and a head of 100,000 of them in float64 would be gigabytes.
+    parts = [_round_rows(matrix[i : i + _ROWS], plan, gram) for i in range(0, len(matrix), _ROWS)]
+    scales = weights.joined([part[0] for part in parts])
+    integers = np.concatenate([part[1] for part in parts])
     encoding = _encoding(scales, plan, channel_axis, weight.ndim)
     return QuantisedWeight(integers=_from_matrix(integers, channel_axis, weight.shape), encoding=encoding)
 
@@ -58,6 +59,13 @@ def inputs_matrix(values: NDArray[Any], is_conv: bool) -> NDArray[Any]:
     """A layer's input as tokens [T, I]: channels are the second dimension of a Conv's, the last of a MatMul's."""
     moved = np.moveaxis(values, 1, -1) if is_conv else values
     return moved.reshape(-1, moved.shape[-1])
+
+
+def _round_rows(matrix_OI: Floats, plan: WeightPlan, gram_II: Gram | None) -> tuple[weights.Scales, Ints]:
+    scales = _scales(matrix_OI, plan, gram_II)
+    if plan.feedback and gram_II is not None:
+        return scales, seqmse.round_with_feedback(matrix_OI, gram_II, scales, plan.grid)
+    return scales, weights.to_integers(matrix_OI, scales, plan.grid)
 
 
 def _scales(matrix_OI: Floats, plan: WeightPlan, gram_II: Gram | None) -> weights.Scales:

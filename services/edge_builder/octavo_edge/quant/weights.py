@@ -5,8 +5,9 @@ Pure arithmetic on matrices. Shapes: O output channels, I inputs of a channel, B
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,22 @@ class LpbqScales:
 
 
 Scales = ChannelScales | BlockScales | LpbqScales
+S = TypeVar("S", ChannelScales, BlockScales, LpbqScales)
+
+
+def joined(parts: Sequence[Scales]) -> Scales:
+    """Scales of consecutive channels as one; all of one kind."""
+    first = parts[0]
+    match first:
+        case ChannelScales():
+            return ChannelScales(channel=np.concatenate([_as(ChannelScales, part).channel for part in parts]))
+        case BlockScales():
+            block = np.concatenate([_as(BlockScales, part).block for part in parts])
+            return BlockScales(block=block, block_size=first.block_size)
+        case LpbqScales():
+            channel = np.concatenate([_as(LpbqScales, part).channel for part in parts])
+            integer = np.concatenate([_as(LpbqScales, part).integer for part in parts])
+            return LpbqScales(channel=channel, integer=integer, block_size=first.block_size)
 
 
 def channel_scales(weight_OI: Floats, grid: IntGrid) -> ChannelScales:
@@ -103,6 +120,11 @@ def to_integers(weight_OI: Floats, scales: Scales, grid: IntGrid) -> Ints:
 def to_floats(integers_OI: Ints, scales: Scales) -> Floats:
     """What integers stand for, [O, I]."""
     return dequantise(integers_OI, scales.expand(integers_OI.shape[1]))
+
+
+def _as(kind: type[S], scales: Scales) -> S:
+    assert isinstance(scales, kind)
+    return scales
 
 
 def _block_absmax(weight_OI: Floats, block_size: int) -> NDArray[Any]:
