@@ -6,11 +6,12 @@ from unit.edge.toy_graph import VOCAB, write_toy
 from octavo_edge.graph.feeds import Decoding
 from octavo_edge.graph.runtime import OrtModel
 from octavo_edge.graph.spec import graph_file, write_spec
+from octavo_edge.graph.weights import WeightsWriter
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.grid import INT8
 from octavo_edge.quant.placement import WeightKind, place
 from octavo_edge.quant.plan import ActivationPlan, QuantPlan, WeightPlan
-from octavo_edge.quant.qdq import WeightFile, write_qdq
+from octavo_edge.quant.qdq import write_qdq
 from octavo_edge.quant.topology import Topology, corresponding_names
 
 W8 = WeightPlan(grid=INT8)
@@ -47,8 +48,7 @@ def quantise_toy(source, out, asked, tokens, *, placement=None):
     quantised = quantise_graph(reference, placement, asked, batches(source, tokens), lambda *_: None)
     out.mkdir(parents=True, exist_ok=True)
     write_spec(out, model.spec)
-    with (out / "weights.data").open("wb") as file:
-        weights = WeightFile(file, "weights.data")
+    with WeightsWriter(out) as weights:
         for ar in model.spec.ars:
             graph = Topology(source / graph_file(ar))
             write_qdq(graph, quantised, corresponding_names(reference, graph), out / graph_file(ar), weights)

@@ -7,16 +7,16 @@ quantised form of a tensor ``x`` is read as ``x_dq``.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from octavo_edge.graph.weights import WeightsWriter, point_at
 from octavo_edge.quant.encodings import Lpbq, ParamEncoding, PerBlock, PerChannel, PerTensor
 from octavo_edge.quant.plan import Quantised, QuantisedWeight
 from octavo_edge.quant.topology import Topology
@@ -28,30 +28,12 @@ ELEMENT_TYPES = {
     "int16": TensorProto.INT16,
     "uint16": TensorProto.UINT16,
 }
-_ALIGNMENT = 4096  # a runtime can map a tensor that begins on a page
 _INLINE_BYTES = 1024  # smaller tensors stay in the graph's own file
 _LEAST_OPSET = 21  # 16-bit and 4-bit types of Q and DQ, and blocks
 
 
-class WeightFile:
-    """The one data file of a model's graphs, written once from front to back."""
-
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file, self.name = file, name
-        self._places: dict[bytes, tuple[int, int]] = {}
-
-    def add(self, data: bytes) -> tuple[int, int]:
-        """Offset and length of bytes in the file; equal bytes are written once."""
-        key = hashlib.sha256(data).digest()
-        if key not in self._places:
-            self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
-            self._places[key] = (self._file.tell(), len(data))
-            self._file.write(data)
-        return self._places[key]
-
-
 def write_qdq(
-    graph: Topology, quantised: Quantised, names: Mapping[str, str], path: Path, weights: WeightFile
+    graph: Topology, quantised: Quantised, names: Mapping[str, str], path: Path, weights: WeightsWriter
 ) -> dict[str, str]:
     """Write one graph; ``names`` are the calibrated graph's names of its tensors. Returns names of ``weights`` used.
 
@@ -70,7 +52,7 @@ def write_qdq(
 
 
 class _Writer:
-    def __init__(self, graph: Topology, quantised: Quantised, names: Mapping[str, str], weights: WeightFile) -> None:
+    def __init__(self, graph: Topology, quantised: Quantised, names: Mapping[str, str], weights: WeightsWriter) -> None:
         self._graph, self._quantised, self._names, self._weights = graph, quantised, names, weights
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
@@ -195,10 +177,7 @@ class _Writer:
         if len(data) <= _INLINE_BYTES:
             tensor.raw_data = data
         else:
-            offset, length = self._weights.add(data)
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", self._weights.name), ("offset", offset), ("length", length)):
-                tensor.external_data.add(key=key, value=str(value))
+            point_at(tensor, self._weights.put(np.frombuffer(data, dtype=np.uint8)))
         self._constants.append(tensor)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +14,10 @@ from pathlib import Path
 from octavo_common.errors import FailedPrecondition
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
-from octavo_edge.artifacts import OptimisedGraph, QuantisedGraph
+from octavo_edge.artifacts import OptimisedGraph, QuantisedGraph, carry
 from octavo_edge.graph.runtime import OrtModel
-from octavo_edge.graph.spec import GraphSpec, graph_file, write_spec
+from octavo_edge.graph.spec import GraphSpec, graph_file, read_spec, write_spec
+from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
 from octavo_edge.quant.batches import BatchStore, windows_of
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.corpus import Purpose, documents, texts_digest
@@ -26,19 +26,15 @@ from octavo_edge.quant.evaluation import Comparison, Reference, compare, refer
 from octavo_edge.quant.placement import place
 from octavo_edge.quant.plan import Quantised, QuantPlan
 from octavo_edge.quant.planning import plan_of
-from octavo_edge.quant.qdq import WeightFile, write_qdq
+from octavo_edge.quant.qdq import write_qdq
 from octavo_edge.quant.topology import Topology, corresponding_names
 from octavo_edge.recipe import Recipe, RecipeInvalid
 from octavo_edge.stage import Gate, StageContext, StageOutcome, TensorLoss, gates_of
 from octavo_edge.target import TargetProfile
 
 _VERSION = "1"
-_DATA = "weights.data"
 _FEW_BATCHES = 50
 _NUM_WORST = 10
-# Files of a model's folder that every artifact carries on.
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_CARRIED = (*_TOKENIZER, "generation_config.json", "config.json")
 
 
 class NotQuantisable(FailedPrecondition):
@@ -155,16 +151,13 @@ class _Work:
         """Graphs of all sizes, their data file, encodings, and what belongs to the model."""
         spec, out = self._spec(), self.ctx.out
         reference = Topology(self.source / graph_file(spec.ars[0]))
-        with (out / _DATA).open("wb") as file:
-            weights = WeightFile(file, _DATA)
+        with WeightsWriter(out) as weights:
             for index, ar in enumerate(spec.ars):
                 self.ctx.step(index, len(spec.ars), f"writing {graph_file(ar)}")
                 graph = Topology(self.source / graph_file(ar))
                 write_qdq(graph, quantised, corresponding_names(reference, graph), out / graph_file(ar), weights)
         write_spec(out, spec)
-        for name in _CARRIED:
-            if (self.source / name).is_file():
-                shutil.copyfile(self.source / name, out / name)
+        carry(self.source, out)
         encodings = Encodings(
             activations=quantised.activations,
             params={name: weight.encoding for name, weight in quantised.weights.items()},
@@ -182,8 +175,6 @@ class _Work:
         )
 
     def _spec(self) -> GraphSpec:
-        from octavo_edge.graph.spec import read_spec
-
         return read_spec(self.source)
 
 
@@ -214,7 +205,7 @@ def _outcome(
     losses.sort(key=lambda loss: loss.sqnr_db)
     metrics = {
         **comparison.metrics(),
-        "size_bytes": float((out / _DATA).stat().st_size),
+        "size_bytes": float((out / WEIGHTS_FILE).stat().st_size),
         "num_calibration_batches": float(num_batches),
     }
     details = {"weights_sqnr_db": dict(sorted(quantised.errors.items(), key=lambda item: item[1]))}
