@@ -17,7 +17,7 @@ import torch
 from gguf import GGUFReader
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from octavo_common.errors import InvalidArgument
@@ -75,15 +75,16 @@ def load_source(path: Path, *, scratch: Path) -> LoadedSource:
         UnsupportedTokenizer: There is no usable tokenizer.
     """
     tokenizer = _tokenizer(path, scratch)
-    place, extra = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
     try:
         with _no_progress_bars():
+            place, extra = (path, {}) if path.is_dir() else (path.parent, _gguf_arguments(path))
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 place,
                 dtype=torch.float32,
                 attn_implementation="eager",
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told below, by name
                 **extra,
             )
     except _DAMAGE as error:
@@ -140,6 +141,16 @@ def _read_config(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptCheckpoint(f"{file.name} is not a JSON object")
     return value
+
+
+def _gguf_arguments(path: Path) -> dict[str, Any]:
+    """What from_pretrained is told of a GGUF file: the size of heads too, which its own reading leaves out."""
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    fields = _gguf_fields(path)
+    head_dim = fields.get(f"{fields.get('general.architecture')}.attention.key_length")
+    if head_dim is not None:
+        config.head_dim = int(head_dim)
+    return {"gguf_file": path.name, "config": config}
 
 
 def _gguf_fields(path: Path) -> dict[str, Any]:
