@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_edge.graph.feeds import Decoding, RunGraph
+from octavo_edge.graph.feeds import Decoding
 from octavo_edge.graph.spec import GraphSpec, TensorSpec
 
 
@@ -59,7 +59,22 @@ class BatchStore(Sequence[StoredBatch]):
         return len(self._batches)
 
 
-def windows_of(spec: GraphSpec, run: RunGraph, tokens: Sequence[int]) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Inputs of the largest graph for a stretch of text: first with an empty past, then behind its own past."""
-    for call in Decoding(spec, run).calls(tokens, ars=spec.ars[:1]):
-        yield call.inputs
+def texts_behind_nothing(folder: Path, spec: GraphSpec, texts: Sequence[Sequence[int]]) -> BatchStore:
+    """Inputs of the largest graph for texts of its number of tokens or fewer, each by itself."""
+    store = BatchStore(folder, spec, spec.ars[0])
+    for text in texts:
+        store.add(Decoding(spec, _never).inputs(spec.ars[0], text))
+    return store
+
+
+def next_inputs(
+    spec: GraphSpec, outputs: Mapping[str, NDArray[Any]], num_before: int, tokens: Sequence[int]
+) -> Mapping[str, NDArray[Any]]:
+    """Inputs of the largest graph for tokens behind ``num_before`` others, whose keys and values are ``outputs``."""
+    decoding = Decoding(spec, _never)
+    decoding.cache.append(outputs, num_before)
+    return decoding.inputs(spec.ars[0], tokens)
+
+
+def _never(ar: int, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    raise AssertionError("inputs are made without a run")

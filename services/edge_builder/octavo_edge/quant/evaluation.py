@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,40 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_edge.graph.feeds import Decoding, RunGraph
-from octavo_edge.graph.metrics import centred_sqnr_db, mean_kl, mean_nll, perplexity, sqnr_db, top1_agreement
+from octavo_edge.graph.metrics import centred_sqnr_db, mean_kl, perplexity, sqnr_db, top1_agreement
 from octavo_edge.graph.spec import GraphSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """What the float graph says of texts: outputs of each, in files, and the texts' perplexity."""
+class Outputs:
+    """What a graph says of texts, each by itself: outputs in files, one for each text and output."""
 
-    folder: Path
-    tokens: tuple[tuple[int, ...], ...]
+    def __init__(self, folder: Path, texts: Sequence[Sequence[int]]) -> None:
+        self.texts = tuple(tuple(text) for text in texts)
+        self._folder = folder
+        folder.mkdir(parents=True)
 
-    def logits(self, index: int) -> NDArray[Any]:
-        """[T, V] of one text, mapped."""
-        return np.load(self.folder / f"{index}.logits.npy", mmap_mode="r")
+    def put(self, index: int, name: str, values: NDArray[Any]) -> None:
+        """Keep an output of a text."""
+        np.save(self._folder / f"{index}.{name}.npy", values)
 
-    def cache(self, index: int) -> dict[str, NDArray[Any]]:
-        """New keys and values of one text by output name."""
-        with np.load(self.folder / f"{index}.cache.npz") as file:
-            return {name: file[name] for name in file.files}
-
-
-def refer(
-    spec: GraphSpec, run: RunGraph, texts: Sequence[Sequence[int]], folder: Path, on_text: Callable[[int], None]
-) -> Reference:
-    """Run the float graph on texts of at most the largest AR's tokens, each by itself, and keep what it says."""
-    folder.mkdir(parents=True)
-    for index, text in enumerate(texts):
-        (call,) = Decoding(spec, run).calls(text, ars=spec.ars[:1])
-        np.save(folder / f"{index}.logits.npy", call.logits)
-        cache = {name: values for name, values in call.outputs.items() if name != "logits"}
-        np.savez(folder / f"{index}.cache.npz", allow_pickle=False, **cache)
-        on_text(index + 1)
-    return Reference(folder=folder, tokens=tuple(tuple(text) for text in texts))
+    def get(self, index: int, name: str) -> NDArray[Any]:
+        """An output of a text."""
+        return np.load(self._folder / f"{index}.{name}.npy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,34 +58,25 @@ class Comparison:
         }
 
 
-def compare(spec: GraphSpec, run: RunGraph, reference: Reference, on_text: Callable[[int], None]) -> Comparison:
-    """Run the quantised graph on the reference's texts."""
-    exact: list[NDArray[Any]] = []
-    got: list[NDArray[Any]] = []
-    noise: dict[str, list[float]] = {}
-    for index, text in enumerate(reference.tokens):
-        (call,) = Decoding(spec, run).calls(text, ars=spec.ars[:1])
-        exact.append(np.asarray(reference.logits(index)))
-        got.append(call.logits.copy())
-        for name, values in reference.cache(index).items():
-            error = values.astype(np.float64) - call.outputs[name]
-            sums = noise.setdefault(name, [0.0, 0.0])
-            sums[0] += float(np.sum(values.astype(np.float64) ** 2))
-            sums[1] += float(np.sum(error**2))
-        on_text(index + 1)
-    every, others = np.stack(exact), np.stack(got)
-    targets = np.array([text[1:] for text in reference.tokens])
+def compare(spec: GraphSpec, exact: Outputs, got: Outputs) -> Comparison:
+    """Two graphs' outputs for the same texts of as many tokens as the largest graph takes."""
+    indices = range(len(exact.texts))
+    left = np.stack([exact.get(index, "logits")[0] for index in indices])
+    right = np.stack([got.get(index, "logits")[0] for index in indices])
+    targets = np.array([text[1:] for text in exact.texts])
+    cache = [tensor.name for tensor in spec.outputs(spec.ars[0]) if tensor.name != "logits"]
     return Comparison(
-        sqnr_db=sqnr_db(every, others),
-        min_window_sqnr_db=min(sqnr_db(left, right) for left, right in zip(exact, got, strict=True)),
-        centred_sqnr_db=centred_sqnr_db(every, others),
-        mean_kl_nats=mean_kl(every, others),
-        top1_ratio=top1_agreement(every, others),
-        float_ppl=perplexity(every[:, :-1], targets),
-        ppl=float(np.exp(mean_nll(others[:, :-1], targets))),
-        cache_sqnr_db={name: _decibels(*sums) for name, sums in noise.items()},
+        sqnr_db=sqnr_db(left, right),
+        min_window_sqnr_db=min(sqnr_db(left[index], right[index]) for index in indices),
+        centred_sqnr_db=centred_sqnr_db(left, right),
+        mean_kl_nats=mean_kl(left, right),
+        top1_ratio=top1_agreement(left, right),
+        float_ppl=perplexity(left[:, :-1], targets),
+        ppl=perplexity(right[:, :-1], targets),
+        cache_sqnr_db={name: _sqnr_over(name, exact, got) for name in cache},
     )
 
 
-def _decibels(signal: float, noise: float) -> float:
-    return float(10 * np.log10(signal / noise)) if noise and signal else float("inf")
+def _sqnr_over(name: str, exact: Outputs, got: Outputs) -> float:
+    indices = range(len(exact.texts))
+    return sqnr_db(*(np.stack([outputs.get(index, name) for index in indices]) for outputs in (exact, got)))

@@ -57,6 +57,8 @@ class _Writer:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
         self._renamed: dict[str, str] = {}  # readers of a tensor read this instead
+        # Dequantisers of a constant, until its first reader: runs by pieces must not hold all weights as floats.
+        self._waiting: dict[str, list[onnx.NodeProto]] = {}
         self.written: dict[str, str] = {}
 
     def model(self) -> onnx.ModelProto:
@@ -78,6 +80,7 @@ class _Writer:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         for slot, name in enumerate(node.input):
+            self._nodes.extend(self._waiting.pop(name, ()))
             copy.input[slot] = self._renamed.get(name, name)
         outputs = [name for name in node.output if self._encoding(name) is not None]
         for slot, name in enumerate(node.output):
@@ -113,36 +116,36 @@ class _Writer:
             return
         self.written[name] = self._names[name]
         self._store(f"{name}_q", ELEMENT_TYPES[weight.encoding.grid.name], weight.integers.shape, packed_bytes(weight))
-        node = self._dequantiser(name, weight.encoding, weight.integers.ndim)
-        self._nodes.append(node)
-        self._renamed[name] = node.output[0]
+        nodes = self._dequantiser(name, weight.encoding, weight.integers.ndim)
+        self._waiting[name] = nodes
+        self._renamed[name] = nodes[-1].output[0]
 
-    def _dequantiser(self, name: str, encoding: ParamEncoding, rank: int) -> onnx.NodeProto:
-        integers, read_as, title = f"{name}_q", f"{name}_dq", f"{name}/dq"
+    def _dequantiser(self, name: str, encoding: ParamEncoding, rank: int) -> list[onnx.NodeProto]:
+        integers, read_as = f"{name}_q", [f"{name}_dq"]
+        before: list[onnx.NodeProto] = []
+        attributes: dict[str, Any] = {}
         match encoding:
             case PerTensor():
-                return helper.make_node(
-                    "DequantizeLinear", [integers, *self._scalars(name, encoding)], [read_as], title
-                )
+                rest = self._scalars(name, encoding)
             case PerChannel():
-                scale = self._array(f"{name}_scale", encoding.scales)
-                inputs, axis = [integers, scale], encoding.axis
-                return helper.make_node("DequantizeLinear", inputs, [read_as], title, axis=axis)
+                rest = (self._array(f"{name}_scale", encoding.scales),)
+                attributes = {"axis": encoding.axis}
             case PerBlock():
-                scale = self._array(f"{name}_scale", _blocks(encoding.scales, encoding.axis, rank))
+                rest = (self._array(f"{name}_scale", _blocks(encoding.scales, encoding.axis, rank)),)
+                attributes = {"axis": encoding.axis, "block_size": encoding.block_size}
             case Lpbq():
-                scale = self._lpbq_scale(name, encoding, rank)
-        inputs, axis, size = [integers, scale], encoding.axis, encoding.block_size
-        return helper.make_node("DequantizeLinear", inputs, [read_as], title, axis=axis, block_size=size)
+                before = [self._lpbq_scale(name, encoding, rank)]
+                rest = (before[0].output[0],)
+                attributes = {"axis": encoding.axis, "block_size": encoding.block_size}
+        return [*before, helper.make_node("DequantizeLinear", [integers, *rest], read_as, f"{name}/dq", **attributes)]
 
-    def _lpbq_scale(self, name: str, encoding: Lpbq, rank: int) -> str:
+    def _lpbq_scale(self, name: str, encoding: Lpbq, rank: int) -> onnx.NodeProto:
         """Integers of the blocks times the channel's scale: a dequantiser of scales."""
         integer = self._array(f"{name}_block_scale", _blocks(encoding.int_scales, encoding.axis, rank))
         channel = self._array(f"{name}_channel_scale", encoding.channel_scales)
-        output = f"{name}_scale"
-        inputs, axis = [integer, channel], 1 - encoding.axis
-        self._nodes.append(helper.make_node("DequantizeLinear", inputs, [output], f"{name}/scale", axis=axis))
-        return output
+        axis = 1 - encoding.axis
+        inputs, outputs = [integer, channel], [f"{name}_scale"]
+        return helper.make_node("DequantizeLinear", inputs, outputs, f"{name}/scale", axis=axis)
 
     def _bias(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
         """A bias becomes 32-bit integers at the scale of the sums that it is added to."""

@@ -93,9 +93,53 @@ def last_reads(segments: Sequence[Segment]) -> dict[str, int]:
     return {name: index for index, segment in enumerate(segments) for name in segment.reads}
 
 
+def run_by_pieces(
+    graph: Topology,
+    batches: Sequence[Arrays],
+    sink: Callable[[int, str, NDArray[Any]], None],
+    on_piece: Callable[[int, int], None],
+    *,
+    piece_bytes: int = 32 << 20,
+) -> None:
+    """Run a graph on all batches; ``sink`` gets each graph output of each batch when it is known.
+
+    Pieces hold constants of ``piece_bytes``, or one constant that is larger.
+    """
+    segments = cut(graph, _starts_by_bytes(graph, piece_bytes))
+    last = last_reads(segments)
+    live: list[dict[str, NDArray[Any]]] = [{} for _ in batches]
+    for index, segment in enumerate(segments):
+        session = SegmentRun(graph, segment, override=lambda _: None)
+        for number, (kept, batch) in enumerate(zip(live, batches, strict=True)):
+            outputs = session.run({name: kept[name] if name in kept else batch[name] for name in segment.reads})
+            for name in graph.outputs:
+                if name in outputs:
+                    sink(number, name, outputs[name])
+            kept.update((name, outputs[name]) for name in segment.gives)
+            for name in [name for name in kept if last.get(name, -1) <= index]:
+                del kept[name]
+        on_piece(index + 1, len(segments))
+
+
+def _starts_by_bytes(graph: Topology, piece_bytes: int) -> list[int]:
+    starts: list[int] = []
+    held, seen = 0, set()
+    for index, node in enumerate(graph.nodes):
+        new = [name for name in node.input if name in graph.constants and name not in seen]
+        size = sum(graph.constant_bytes(name) for name in new)
+        if held and held + size > piece_bytes:
+            starts.append(index)
+            held = 0
+        held += size
+        seen.update(new)
+    return starts
+
+
 def _tensor(graph: Topology, name: str, override: Override) -> onnx.TensorProto:
     values = override(name)
-    return numpy_helper.from_array(np.ascontiguousarray(graph.constant(name) if values is None else values), name)
+    if values is None:
+        return graph.tensor(name)
+    return numpy_helper.from_array(np.ascontiguousarray(values), name)
 
 
 def _value(graph: Topology, name: str) -> onnx.ValueInfoProto:

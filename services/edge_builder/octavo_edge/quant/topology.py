@@ -14,6 +14,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, external_data_helper, numpy_helper
 
+from octavo_edge.graph.summary import tensor_bytes
+
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 # Operators that only move or copy elements: what comes out lies on the grid of what went in.
@@ -49,7 +51,6 @@ class Topology:
                 self.producer[name] = index
             for name in dict.fromkeys(node.input):
                 self.readers.setdefault(name, []).append(index)
-        self._mapped: dict[str, NDArray[np.uint8]] = {}
 
     @functools.cached_property
     def types(self) -> dict[str, int]:
@@ -83,19 +84,31 @@ class Topology:
         return external_data_helper.uses_external_data(self.constants[name])
 
     def constant(self, name: str) -> NDArray[Any]:
-        """The values of an initializer; large ones are views of the file."""
+        """The values of an initializer."""
         tensor = self.constants[name]
         if not self.is_external(name):
             return numpy_helper.to_array(tensor)
-        place = {entry.key: entry.value for entry in tensor.external_data}
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        data = self._mapped.get(place["location"])
-        if data is None:
-            data = np.memmap(self.path.parent / place["location"], dtype=np.uint8, mode="r")
-            self._mapped[place["location"]] = data
-        start = int(place.get("offset", 0))
-        stop = start + int(np.prod(tensor.dims, dtype=np.int64)) * dtype.itemsize
-        return data[start:stop].view(dtype).reshape(tuple(tensor.dims))
+        return self._bytes(tensor).view(dtype).reshape(tuple(tensor.dims))
+
+    def tensor(self, name: str) -> TensorProto:
+        """An initializer with its values in it, of whatever type."""
+        tensor = self.constants[name]
+        if not self.is_external(name):
+            return tensor
+        whole = TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims)
+        whole.raw_data = self._bytes(tensor).tobytes()
+        return whole
+
+    def constant_bytes(self, name: str) -> int:
+        """Bytes that the values of an initializer take."""
+        return tensor_bytes(self.constants[name])
+
+    def _bytes(self, tensor: TensorProto) -> NDArray[np.uint8]:
+        # Read, not mapped: mapped pages stay in memory, in the end those of all weights.
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        path, start = self.path.parent / entries["location"], int(entries.get("offset", 0))
+        return np.fromfile(path, dtype=np.uint8, count=tensor_bytes(tensor), offset=start)
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any = None) -> Any:
         """The value of a node's attribute."""

@@ -10,23 +10,26 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from octavo_common.errors import FailedPrecondition
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_edge.artifacts import OptimisedGraph, QuantisedGraph, carry
-from octavo_edge.graph.runtime import OrtModel
 from octavo_edge.graph.spec import GraphSpec, graph_file, read_spec, write_spec
 from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
-from octavo_edge.quant.batches import BatchStore, windows_of
+from octavo_edge.quant.batches import BatchStore, next_inputs, texts_behind_nothing
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.corpus import Purpose, documents, texts_digest
 from octavo_edge.quant.encodings import Encodings, write_v1, write_v2
-from octavo_edge.quant.evaluation import Comparison, Reference, compare, refer
+from octavo_edge.quant.evaluation import Comparison, Outputs, compare
 from octavo_edge.quant.placement import place
 from octavo_edge.quant.plan import Quantised, QuantPlan
 from octavo_edge.quant.planning import plan_of
 from octavo_edge.quant.qdq import write_qdq
+from octavo_edge.quant.segments import run_by_pieces
 from octavo_edge.quant.topology import Topology, corresponding_names
 from octavo_edge.recipe import Recipe, RecipeInvalid
 from octavo_edge.stage import Gate, StageContext, StageOutcome, TensorLoss, gates_of
@@ -95,16 +98,15 @@ class _Work:
     recipe: Recipe
     ctx: StageContext
 
-    def run_float(self) -> tuple[BatchStore, Reference]:
+    def run_float(self) -> tuple[BatchStore, Outputs]:
         """Batches to calibrate with, and what the float graph says of the texts to judge by."""
         tokenizer = Tokenizer(TokenizerBundle.from_directory(self.source))
 
         def encode(text: str) -> list[int]:
             return tokenizer.encode(text, add_special=False)
 
-        model = OrtModel(self.source)
-        spec, ar = model.spec, model.spec.ars[0]
-        wanted = self.recipe.calibration.num_windows
+        spec = self._spec()
+        ar, wanted = spec.ars[0], self.recipe.calibration.num_windows
         # Half of the windows have a past, where the context has room for one.
         length = ar if spec.context_length < 2 * ar else 2 * ar
         stretches = documents(
@@ -121,20 +123,37 @@ class _Work:
             length=ar,
             num=self.recipe.evaluation.num_windows,
         )
-        batches = BatchStore(self.ctx.scratch / "batches", spec, ar)
-        total = len(stretches) + len(judged)
-        for index, stretch in enumerate(stretches):
-            for inputs in windows_of(spec, model, stretch):
-                if len(batches) < wanted:
-                    batches.add(inputs)
-            self.ctx.step(index + 1, total, "running the float graph on text")
-        reference = refer(
-            spec,
-            model,
-            judged,
-            self.ctx.scratch / "reference",
-            lambda done: self.ctx.step(len(stretches) + done, total, "running the float graph on text"),
+        return self._batches(spec, stretches, judged)
+
+    def _batches(
+        self, spec: GraphSpec, stretches: Sequence[Sequence[int]], judged: Sequence[Sequence[int]]
+    ) -> tuple[BatchStore, Outputs]:
+        ar, wanted, scratch = spec.ars[0], self.recipe.calibration.num_windows, self.ctx.scratch
+        reference = Outputs(scratch / "reference", judged)
+        firsts = Outputs(scratch / "firsts", [stretch[:ar] for stretch in stretches])
+        batches = BatchStore(scratch / "batches", spec, ar)
+        begun = texts_behind_nothing(scratch / "begun", spec, firsts.texts)
+        judging = texts_behind_nothing(scratch / "judging", spec, judged)
+        num_first = len(begun) if spec.context_length >= 2 * ar else 0
+
+        def sink(number: int, name: str, values: NDArray[Any]) -> None:
+            if number >= num_first:
+                reference.put(number - num_first, name, values)
+            elif name != "logits":
+                firsts.put(number, name, values)
+
+        run_by_pieces(
+            Topology(self.source / graph_file(ar)),
+            [*begun[:num_first], *judging],
+            sink,
+            lambda done, total: self.ctx.step(done, total, "running the float graph on text"),
         )
+        cache = [tensor.name for tensor in spec.outputs(ar) if tensor.name != "logits"]
+        for index, (inputs, stretch) in enumerate(zip(begun, stretches, strict=True)):
+            batches.add(inputs)
+            if num_first and len(batches) < wanted:
+                outputs = {name: firsts.get(index, name) for name in cache}
+                batches.add(next_inputs(spec, outputs, ar, stretch[ar:]))
         return batches, reference
 
     def quantise(self, plan: QuantPlan, batches: BatchStore) -> Quantised:
@@ -167,12 +186,17 @@ class _Work:
         write_v1(out / "encodings_v1.json", encodings, producer=producer, activation_bits=bits)
         write_v2(out / "encodings.json", encodings, producer=producer)
 
-    def compare(self, reference: Reference) -> Comparison:
+    def compare(self, reference: Outputs) -> Comparison:
         """The graph for most tokens against the float one."""
-        model, num = OrtModel(self.ctx.out), len(reference.tokens)
-        return compare(
-            model.spec, model, reference, lambda done: self.ctx.step(done, num, "comparing with the float graph")
+        spec = self._spec()
+        got = Outputs(self.ctx.scratch / "quantised", reference.texts)
+        run_by_pieces(
+            Topology(self.ctx.out / graph_file(spec.ars[0])),
+            texts_behind_nothing(self.ctx.scratch / "judged-again", spec, reference.texts),
+            got.put,
+            lambda done, total: self.ctx.step(done, total, "comparing with the float graph"),
         )
+        return compare(spec, reference, got)
 
     def _spec(self) -> GraphSpec:
         return read_spec(self.source)
