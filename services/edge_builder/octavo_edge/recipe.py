@@ -68,9 +68,14 @@ class WeightPrecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """How every kind of tensor is stored. ``float32`` leaves a kind as it is."""
+    """How every kind of tensor is stored. ``float32`` leaves a kind as it is.
+
+    ``residual`` are the sums around attention and feed-forward. Their first token may be 1000 times larger than all
+    others, so that even 16 bits leave these few steps; ``float16`` adds them in floating point.
+    """
 
     activations: QType = QType.INT16
+    residual: QType = QType.FLOAT16
     kv_cache: QType = QType.INT8
     embedding: QType = QType.INT16
     lm_head: WeightPrecision = WeightPrecision()
@@ -156,6 +161,8 @@ def checked(recipe: Recipe) -> Recipe:
     for key, value in (("activations", precision.activations), ("kv_cache", precision.kv_cache)):
         if not (value in _INTEGERS or value is QType.FLOAT32):
             raise _bad(f"precision.{key}", f"is {value}; it is one of int8, int16, float32")
+    if precision.residual not in (QType.INT16, QType.FLOAT16, QType.FLOAT32):
+        raise _bad("precision.residual", f"is {precision.residual}; it is one of int16, float16, float32")
     if precision.embedding is QType.INT4:
         raise _bad("precision.embedding", "is int4; it is one of int8, int16, float16, float32")
     if precision.activations.is_float and not precision.kv_cache.is_float:

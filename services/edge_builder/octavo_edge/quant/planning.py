@@ -27,6 +27,7 @@ def plan_of(recipe: Recipe) -> QuantPlan:
         cache=_cache(precision.kv_cache),
         method=calibration.method,
         percentile=calibration.percentile,
+        float_residual=precision.residual.is_float,
     )
     num_batches = max((step.num_windows for step in searches), default=1)
     return QuantPlan(activations=activations, weights=weights, num_input_batches=num_batches)
