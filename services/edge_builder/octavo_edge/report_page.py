@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -62,7 +62,10 @@ def _stage(stage: Mapping[str, Any]) -> str:
     outcome = stage["outcome"]
     parts = [f"<h2>{escape(stage['stage'])}</h2>"]
     if stage["gates"]:
-        rows = [(gate["limit"], _shown(gate["value"]), _verdict(gate)) for gate in stage["gates"]]
+        rows = [
+            (gate["limit"], "not measured" if gate["value"] is None else _shown(gate["value"]), _verdict(gate))
+            for gate in stage["gates"]
+        ]
         parts.append(_table(("gate", "measured", ""), rows))
     parts += [f'<p class="bad">{escape(warning)}</p>' for warning in outcome["warnings"]]
     if outcome["metrics"]:
@@ -71,7 +74,7 @@ def _stage(stage: Mapping[str, Any]) -> str:
         parts.append(_losses(outcome["worst"]))
     if outcome["unsupported_ops"]:
         parts.append(f"<p>Not supported: {escape(', '.join(outcome['unsupported_ops']))}</p>")
-    parts += [_detail(name, value) for name, value in outcome["details"].items()]
+    parts.append(_details(outcome["details"]))
     if outcome["versions"]:
         told = ", ".join(f"{name} {version}" for name, version in sorted(outcome["versions"].items()))
         parts.append(f'<p class="quiet">{escape(told)}</p>')
@@ -97,25 +100,37 @@ def _losses(worst: Sequence[Mapping[str, Any]]) -> str:
     return f"<table><tr><th>lost most</th><th></th><th></th></tr>{''.join(rows)}</table>"
 
 
-def _detail(name: str, value: Any) -> str:
-    head = f"<h3>{escape(name)}</h3>"
-    if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+def _details(details: Mapping[str, Any]) -> str:
+    """Plain values in one table, then a table for every list of rows and every mapping."""
+    plain = [(name, _shown(value)) for name, value in details.items() if not isinstance(value, list | Mapping)]
+    parts = [_table(("detail", ""), plain)] if plain else []
+    for name, value in details.items():
+        if isinstance(value, list | Mapping):
+            parts.append(f"<h3>{escape(name)}</h3>{_nested(value)}")
+    return "".join(parts)
+
+
+def _nested(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(row, Mapping) for row in value):
         columns = list(dict.fromkeys(key for row in value for key in row))
-        rows = [[_shown(row.get(column)) for column in columns] for row in value[:_MAX_ROWS]]
-        more = f'<p class="quiet">{len(value) - _MAX_ROWS} more in report.json</p>' if len(value) > _MAX_ROWS else ""
-        return head + _table(columns, rows) + more
-    return f"{head}<pre>{escape(json.dumps(value, indent=1))}</pre>"
+        return _table(columns, [[_shown(row.get(column)) for column in columns] for row in value])
+    if isinstance(value, Mapping) and not any(isinstance(item, list | Mapping) for item in value.values()):
+        return _table(("name", "value"), [(key, _shown(item)) for key, item in value.items()])
+    if isinstance(value, Mapping) and all(isinstance(row, Mapping) for row in value.values()):
+        return _nested([{"name": key, **row} for key, row in value.items()])
+    return f"<pre>{escape(json.dumps(value, indent=1))}</pre>"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows[:_MAX_ROWS])
+    more = f'<p class="quiet">{len(rows) - _MAX_ROWS} more in report.json</p>' if len(rows) > _MAX_ROWS else ""
+    return f"<table><tr>{head}</tr>{body}</table>{more}"
 
 
 def _shown(value: Any) -> str:
     if value is None:
-        return "not measured"
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < 1e15):

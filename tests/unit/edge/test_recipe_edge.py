@@ -45,6 +45,7 @@ recipes = st.builds(
     precision=st.builds(
         Precision,
         activations=st.sampled_from([QType.INT8, QType.INT16]),
+        residual=st.sampled_from([QType.INT16, QType.FLOAT16, QType.FLOAT32]),
         kv_cache=st.sampled_from([QType.INT8, QType.INT16, QType.FLOAT32]),
         embedding=st.sampled_from([QType.INT8, QType.INT16, QType.FLOAT32]),
         lm_head=weights(),

@@ -1,0 +1,142 @@
+"""The whole build of a small model at the command line: what it delivers, and how it goes on after any end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from checkpoints import make_llama
+
+from octavo_edge.__main__ import main
+from octavo_edge.graph.feeds import attention_mask, rope_tables
+from octavo_edge.graph.spec import read_spec
+
+STAGES = ["adapt", "optimise", "quantise", "compile"]
+RECIPE = """
+calibration: {num_windows: 2}
+evaluation: {num_windows: 1}
+"""
+
+
+class Place:
+    """A checkpoint, recipes, and a store that the tests of this file share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        make_llama(folder / "tiny", max_position_embeddings=64)
+        (folder / "quick.yaml").write_text(RECIPE)
+        (folder / "strict.yaml").write_text(RECIPE + "gates: {min_sqnr_db: 1000}\n")
+        (folder / "other.yaml").write_text(RECIPE + "precision: {kv_cache: int16}\n")
+
+    def arguments(self, out: str, *, recipe: str = "quick.yaml", store: str = "store") -> list[str]:
+        paths = [self.folder / "tiny", self.folder / out, self.folder / recipe, self.folder / store]
+        model, place, recipe_file, kept = map(str, paths)
+        given = ["build", model, "--target", "onnxruntime", "--out", place, "--recipe", recipe_file, "--store", kept]
+        return [*given, "--context-length", "32", "--ar", "8,1"]
+
+    def build(self, out: str, **options: str) -> tuple[int, list[str]]:
+        """The exit code and what was said."""
+        told = io.StringIO()
+        with redirect_stderr(told):
+            code = main(["--debug", *self.arguments(out, **options)])
+        return code, told.getvalue().splitlines()
+
+    def start(self, out: str, *, store: str) -> subprocess.Popen[str]:
+        """The same in a process of its own."""
+        command = [sys.executable, "-m", "octavo_edge", *self.arguments(out, store=store)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("edge"))
+
+
+@pytest.fixture(scope="module")
+def built(place):
+    code, told = place.build("out")
+    assert code == 0, told
+    return place.folder / "out"
+
+
+def ends(told: list[str]) -> list[tuple[str, bool]]:
+    """Stages that ended, and whether their result was there before."""
+    return [(line.partition(":")[0], "as before" in line) for line in told if ": done, " in line]
+
+
+def test_the_delivery_has_what_a_device_needs(built):
+    names = {path.name for path in built.iterdir()}
+    assert {"ar8.onnx", "ar1.onnx", "spec.json", "tokenizer.json", "report.json", "report.html"} <= names
+    assert {"encodings.json", "encodings_v1.json"} <= names
+    document = json.loads((built / "report.json").read_text())
+    assert [stage["stage"] for stage in document["stages"]] == STAGES
+    assert document["outcome"] == "compiled+run"
+    assert all(stage["size_bytes"] > 0 and stage["peak_rss_bytes"] > 0 for stage in document["stages"])
+    assert str(built.parent) not in (built / "report.html").read_text()
+
+
+def test_the_delivered_graph_runs(built):
+    spec = read_spec(built)
+    feeds = {tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in spec.inputs(8)}
+    cos, sin = rope_tables(spec.rope, np.arange(8))
+    feeds["cos"][0, 0], feeds["sin"][0, 0] = cos, sin
+    feeds["attention_mask"][0, 0] = attention_mask(spec, 8, 0)
+    session = onnxruntime.InferenceSession(built / "ar8.onnx")
+    logits = session.run(["logits"], feeds)[0]
+    assert logits.shape == (1, 8, 330)
+    assert np.isfinite(logits).all()
+
+
+def test_another_build_makes_nothing_twice(place, built):
+    code, told = place.build("again")
+    assert (code, ends(told)) == (0, [(stage, True) for stage in STAGES])
+
+
+def test_another_recipe_starts_at_quantise(place, built):
+    code, told = place.build("other", recipe="other.yaml")
+    assert code == 0
+    assert ends(told) == [("adapt", True), ("optimise", True), ("quantise", False), ("compile", False)]
+
+
+def test_a_gate_that_fails_is_told_and_keeps_all(place, built):
+    code, told = place.build("strict", recipe="strict.yaml")
+    assert code == 3
+    assert "sqnr_db >= 1000 does not hold" in told[-1]
+    assert "lost most" in told[-1]
+    assert not (place.folder / "strict").exists()
+    document = json.loads((place.folder / "strict-failed" / "report.json").read_text())
+    assert document["outcome"].startswith("failed: quantise: sqnr_db")
+    # Fails at once, without another run.
+    assert ends(told) == [(stage, True) for stage in STAGES[:3]]
+
+
+@pytest.mark.slow  # two processes that import torch, and two exports; test_pipeline_edge does it with quick stages
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_goes_on_at_the_stage_where_it_was_stopped(place, number, code):
+    store = f"store-{number.name}"
+    process = place.start("stopped", store=store)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("optimise:"):
+            break
+    process.send_signal(number)
+    told = process.communicate(timeout=100)[1]
+    assert process.returncode == code
+    assert "Traceback" not in told
+    assert not (place.folder / "stopped").exists()
+    assert len(list((place.folder / store / "objects").iterdir())) == 1
+
+    after, told = place.build(f"after-{number.name}", store=store)
+    assert after == 0, told
+    assert ends(told) == [("adapt", True), *((stage, False) for stage in STAGES[1:])]
+    assert list((place.folder / store / "drafts").iterdir()) == []
