@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import ClassVar
 
@@ -113,8 +113,16 @@ class SeqMSE:
     num_windows: int = 4
 
 
-Step = SeqMSE
-STEPS: dict[str, type[Step]] = {step.name: step for step in (SeqMSE,)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTQ:
+    """Weights are rounded input by input; what that loses is put onto the inputs that are rounded after."""
+
+    name: ClassVar[str] = "GPTQ"
+    num_windows: int = 30
+
+
+Step = SeqMSE | GPTQ
+STEPS: dict[str, type[Step]] = {step.name: step for step in (SeqMSE, GPTQ)}
 # What Qualcomm's tools know besides, for an error that says so.
 UNBUILT_STEPS = ("AdaRound", "AdaScale", "Clip", "Skip", "SpinQuant")
 
@@ -177,8 +185,7 @@ def checked(recipe: Recipe) -> Recipe:
         ("evaluation.num_windows", recipe.evaluation.num_windows),
     ]
     for index, step in enumerate(recipe.recipe):
-        where = f"recipe[{index}]"
-        counts += [(f"{where}.num_candidates", step.num_candidates), (f"{where}.num_windows", step.num_windows)]
+        counts += [(f"recipe[{index}].{entry.name}", getattr(step, entry.name)) for entry in fields(step)]
     for key, count in counts:
         if count < 1:
             raise _bad(key, f"is {count}; it is at least 1")

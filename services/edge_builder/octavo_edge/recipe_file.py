@@ -79,12 +79,12 @@ class _Loader(yaml.SafeLoader):
 
 def _read(kind: Any, value: Any, where: str) -> Any:
     """The value as a type says: dataclasses from mappings, tuples from lists, enumerations from words."""
+    if kind is Step:
+        return _read_step(value, where)
     options = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and NoneType in options:
         return None
     kind = next(option for option in options if option is not NoneType)
-    if kind is Step:
-        return _read_step(value, where)
     if is_dataclass(kind):
         return _read_dataclass(kind, value, where)
     if get_origin(kind) is tuple:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo_edge.quant.grid import INT4, INT8, INT16, UINT8, UINT16, IntGrid
 from octavo_edge.quant.placement import WeightKind
 from octavo_edge.quant.plan import ActivationPlan, QuantPlan, WeightPlan
-from octavo_edge.recipe import Granularity, QType, Recipe, SeqMSE, WeightPrecision
+from octavo_edge.recipe import GPTQ, Granularity, QType, Recipe, SeqMSE, WeightPrecision
 
 _WEIGHTS = {QType.INT4: INT4, QType.INT8: INT8, QType.INT16: INT16}
 _ACTIVATIONS = {QType.INT8: UINT8, QType.INT16: UINT16}
@@ -16,10 +16,11 @@ def plan_of(recipe: Recipe) -> QuantPlan:
     precision, calibration = recipe.precision, recipe.calibration
     searches = [step for step in recipe.recipe if isinstance(step, SeqMSE)]
     num_candidates = max((step.num_candidates for step in searches), default=0)
+    feedback = any(isinstance(step, GPTQ) for step in recipe.recipe)
     weights: dict[WeightKind, WeightPlan] = {}
     for kind, asked in ((WeightKind.BLOCK, precision.blocks), (WeightKind.HEAD, precision.lm_head)):
         if not asked.qtype.is_float:
-            weights[kind] = _weights(asked, num_candidates)
+            weights[kind] = _weights(asked, num_candidates, feedback)
     if not precision.embedding.is_float:
         weights[WeightKind.EMBEDDING] = _table(precision.embedding)
     activations = ActivationPlan(
@@ -29,16 +30,17 @@ def plan_of(recipe: Recipe) -> QuantPlan:
         percentile=calibration.percentile,
         float_residual=precision.residual.is_float,
     )
-    num_batches = max((step.num_windows for step in searches), default=1)
+    num_batches = max((step.num_windows for step in recipe.recipe), default=1)
     return QuantPlan(activations=activations, weights=weights, num_input_batches=num_batches)
 
 
-def _weights(asked: WeightPrecision, num_candidates: int) -> WeightPlan:
+def _weights(asked: WeightPrecision, num_candidates: int, feedback: bool) -> WeightPlan:
     return WeightPlan(
         grid=_WEIGHTS[asked.qtype],
         granularity=asked.granularity,
         block_size=asked.block_size,
         num_candidates=num_candidates,
+        feedback=feedback,
     )
 
 

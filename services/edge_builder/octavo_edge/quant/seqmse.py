@@ -32,7 +32,11 @@ _DAMPING = 0.01  # of the mean diagonal: inputs that never varied make G singula
 
 
 class Gram:
-    """The sum of x x^T over the tokens seen, in float64: one spike of 24000 must not swallow ordinary tokens."""
+    """The sum of x x^T over the tokens seen.
+
+    Products of a batch are float32: an entry's error is relative to the terms of that entry, so a spike in one input
+    costs the others nothing. Batches are added in float64.
+    """
 
     def __init__(self, num_inputs: int) -> None:
         self._sum = np.zeros((num_inputs, num_inputs), dtype=np.float64)
@@ -40,7 +44,7 @@ class Gram:
 
     def add(self, inputs_TI: NDArray[Any]) -> None:
         """See the inputs of more tokens."""
-        inputs = inputs_TI.astype(np.float64)
+        inputs = np.asarray(inputs_TI, dtype=np.float32)
         self._sum += inputs.T @ inputs
         self.num_tokens += len(inputs)
 
@@ -61,11 +65,13 @@ def search_channels(
 ) -> ChannelScales:
     """For each channel the best of ``num_candidates`` scales: equal fractions of the MinMax scale, up to all of it."""
     widest = channel_scales(weight_OI, grid).channel
+    # To rank candidates single precision is enough, and twice as fast; its range is not for squares of massive inputs.
+    gram = (gram_II / max(float(np.abs(gram_II).max()), 1e-30)).astype(np.float32)
     best = np.full(len(weight_OI), np.inf)
     chosen = widest.copy()
     for fraction in _fractions(num_candidates):
         scale = (widest * fraction).astype(np.float32)
-        error = output_error(weight_OI, _nearest(weight_OI, scale[:, None], grid), gram_II)
+        error = _quadratic(weight_OI - _nearest(weight_OI, scale[:, None], grid), gram)
         better = error < best
         best[better], chosen[better] = error[better], scale[better]
     return ChannelScales(channel=chosen)
@@ -107,6 +113,18 @@ def round_with_feedback(weight_OI: Floats, gram_II: NDArray[np.float64], scales:
     num_inputs = weight_OI.shape[1]
     expanded = np.broadcast_to(scales.expand(num_inputs), weight_OI.shape)
     nearest = quantise(weight_OI, expanded, grid)
+    # The strongest inputs first, while there are many others left to make up for their errors.
+    order = np.argsort(-np.diag(gram_II), kind="stable")
+    fed_back = np.empty_like(nearest)
+    ordered_gram = gram_II[np.ix_(order, order)]
+    fed_back[:, order] = _feed_back(weight_OI[:, order], ordered_gram, expanded[:, order], grid)
+    before = output_error(weight_OI, dequantise(nearest, expanded), gram_II)
+    after = output_error(weight_OI, dequantise(fed_back, expanded), gram_II)
+    return np.where((after < before)[:, None], fed_back, nearest)
+
+
+def _feed_back(weight_OI: Floats, gram_II: NDArray[np.float64], scales_OI: Floats, grid: IntGrid) -> Ints:
+    num_inputs = weight_OI.shape[1]
     damped = gram_II + np.eye(num_inputs) * max(_DAMPING * float(np.mean(np.diag(gram_II))), 1e-12)
     # Upper Cholesky factor of the inverse: row j holds how the later columns make up for column j.
     feedback = np.linalg.cholesky(np.linalg.inv(damped)).T
@@ -116,16 +134,13 @@ def round_with_feedback(weight_OI: Floats, gram_II: NDArray[np.float64], scales:
         stop = min(start + _COLUMNS, num_inputs)
         errors = np.empty((len(work), stop - start))
         for column in range(start, stop):
-            scale = expanded[:, column]
+            scale = scales_OI[:, column]
             integers[:, column] = quantise(work[:, column].astype(np.float32), scale, grid)
-            kept = dequantise(integers[:, column], scale)
-            error = (work[:, column] - kept) / feedback[column, column]
+            error = (work[:, column] - dequantise(integers[:, column], scale)) / feedback[column, column]
             work[:, column + 1 : stop] -= error[:, None] * feedback[column, column + 1 : stop]
             errors[:, column - start] = error
         work[:, stop:] -= errors @ feedback[start:stop, stop:]
-    before = output_error(weight_OI, dequantise(nearest, expanded), gram_II)
-    after = output_error(weight_OI, dequantise(integers, expanded), gram_II)
-    return np.where((after < before)[:, None], integers, nearest)
+    return integers
 
 
 def _descend(
@@ -158,8 +173,8 @@ def _descend(
     return chosen
 
 
-def _quadratic(difference_OI: NDArray[np.float64], gram_II: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.sum((difference_OI @ gram_II) * difference_OI, axis=1)
+def _quadratic(difference_OI: NDArray[Any], gram_II: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(np.sum((difference_OI @ gram_II) * difference_OI, axis=1, dtype=np.float64))
 
 
 def _nearest(weight: Floats, scale: Floats, grid: IntGrid) -> Floats:
