@@ -14,7 +14,7 @@ from pathlib import Path
 from octavo_common.clock import Clock
 from octavo_common.errors import Cancelled, InvalidArgument, NotFound, OctavoError
 from octavo_edge.artifacts import AdaptedModel, CompiledBlob, QuantisedGraph, SourceModel, source_model
-from octavo_edge.deliver import check_place, deliver, tree
+from octavo_edge.deliver import check_place, deliver, retract, tree
 from octavo_edge.pipeline import Pipeline, StageRun, Surroundings, pipeline
 from octavo_edge.recipe import Recipe
 from octavo_edge.recipe_file import to_plain
@@ -116,6 +116,7 @@ def build(
             raise
         report = told(str(runs[-1].report.outcome.details["outcome"]))
         deliver(request.out, copies=_files_of(runs), texts=_report_files(report))
+        retract(failed)
     return report
 
 

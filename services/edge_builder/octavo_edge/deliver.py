@@ -76,6 +76,15 @@ def _swap(partial: Path, out: Path, before: Path) -> None:
     shutil.rmtree(before, ignore_errors=True)
 
 
+def retract(out: Path) -> None:
+    """Remove a delivery; what is none stays."""
+    try:
+        check_place(out)
+    except InvalidArgument:
+        return
+    shutil.rmtree(out, ignore_errors=True)
+
+
 def tree(folder: Path, prefix: str = "") -> dict[str, Path]:
     """All files below a folder, by their names relative to it."""
     return {prefix + path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -156,6 +157,16 @@ def test_builders_of_one_result_make_it_once(tmp_path):
         totals = list(pool.map(lambda _: World(tmp_path).run(counting(lengths=lengths)), range(4)))
     assert totals == [TOTAL] * 4
     assert lengths.runs == 1
+
+
+def test_a_builder_that_waits_for_another_can_be_cancelled(tmp_path):
+    def inside(number, file):
+        waiting = World(tmp_path)
+        threading.Timer(0.3, waiting.cancellation.ask).start()
+        with pytest.raises(Cancelled):
+            waiting.run(counting())
+
+    assert World(tmp_path).run(counting(lengths=Lengths(inside))) == TOTAL
 
 
 CHILD = """
