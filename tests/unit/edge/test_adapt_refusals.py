@@ -101,6 +101,17 @@ def test_a_weight_that_is_no_number_is_told(source, tmp_path):
         adapt(source, tmp_path / "adapted")
 
 
+def test_a_weight_that_the_architecture_does_not_have_is_told(source, tmp_path):
+    edited(source, lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(8)}))
+    with pytest.raises(CorruptCheckpoint, match=r"beyond its architecture model\.layers\.0\.self_attn\.q_norm"):
+        adapt(source, tmp_path / "adapted")
+
+
+def test_frequencies_that_old_checkpoints_carry_are_no_weights(source, tmp_path):
+    edited(source, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    assert adapt(source, tmp_path / "adapted")[1].metrics["worst_sqnr_db"] > 100
+
+
 def test_files_that_are_no_models_are_told(tmp_path):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF" + bytes(100))

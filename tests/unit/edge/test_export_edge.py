@@ -19,7 +19,7 @@ from octavo_edge.graph.summary import summarise
 from octavo_edge.graph.weights import WEIGHTS_FILE, read_external
 from octavo_edge.models.decoder import load_decoder
 from octavo_edge.models.running import TorchModel
-from octavo_edge.passes.registry import GraphPass
+from octavo_edge.passes.registry import DEFAULT_PASSES, GraphPass
 from octavo_edge.stages import optimise as optimise_stage
 from octavo_edge.stages.adapt import Adapt
 from octavo_edge.stages.optimise import Optimise, PassChangedGraph
@@ -159,6 +159,15 @@ def test_passes_that_were_not_chosen_do_not_run_and_what_they_leave_is_told(adap
     assert set(outcome.unsupported_ops) == {"SequenceAt", "SplitToSequence"}
     gate = next(gate for gate in Optimise(context_length=64, ars=(4,)).gates if gate.metric == "num_refused_ops")
     assert not gate.passes(outcome.metrics["num_refused_ops"])
+
+
+def test_norms_may_be_one_operator(adapted, tmp_path):
+    passes = (*DEFAULT_PASSES, "fuse_rms_norm")
+    graphs, outcome = optimise(adapted, tmp_path, ars=(4,), passes=passes)
+    assert outcome.metrics["worst_sqnr_db"] > 100
+    summary = summarise(graphs.path / "ar4.onnx")
+    names = [entry.op for entry in summary.nodes]
+    assert (summary.opset, names.count("RMSNormalization"), names.count("Sqrt")) == (23, 3, 0)
 
 
 def test_a_pass_that_changes_the_result_is_found(adapted, tmp_path, monkeypatch):

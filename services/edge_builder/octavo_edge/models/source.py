@@ -30,6 +30,8 @@ __all__ = ["CorruptCheckpoint", "LoadedSource", "check_source", "load_source"]
 _DAMAGE = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError, struct.error, SafetensorError)
 # Names under tokenizer.ggml.pre of tokenizers that cut every digit off first, which the conversion forgets.
 _SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
+# Old checkpoints carry what follows from the configuration.
+_DERIVED = ".rotary_emb.inv_freq"
 
 
 class CorruptCheckpoint(InvalidArgument):
@@ -96,6 +98,7 @@ def load_source(path: Path, *, scratch: Path) -> LoadedSource:
         ("unexpected_keys", "has beyond its architecture"),
     ):
         names = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in told[kind])
+        names = [name for name in names if not name.endswith(_DERIVED)]
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise CorruptCheckpoint(f"{path.name} {what} {', '.join(names[:3])}{more}")

@@ -12,6 +12,7 @@ from octavo_edge.passes.canonical import constant_second, split_sequences
 from octavo_edge.passes.cleanup import drop_zero_bias, remove_dead_code, remove_noops
 from octavo_edge.passes.duplicates import merge_common_subexpressions, merge_duplicate_initialisers
 from octavo_edge.passes.fold import fold_constants
+from octavo_edge.passes.fusion import fuse_rms_norm
 from octavo_edge.passes.layout import merge_reshapes, merge_transposes
 from octavo_edge.passes.naming import name_by_module
 
@@ -20,30 +21,32 @@ __all__ = ["DEFAULT_PASSES", "PASSES", "GraphPass", "select_passes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPass:
-    """One rewrite. `run` changes neither its argument nor what the graph computes."""
+    """One rewrite. `run` changes neither its argument nor what the graph computes.
+
+    What is not `default` has to be asked for: some targets like it and others do not have it.
+    """
 
     name: str
     run: Callable[[ModelProto], ModelProto]
+    default: bool = True
 
 
 # Order matters: constants are known before what reads them is judged, and names are given to what is left.
-PASSES = tuple(
-    GraphPass(name=run.__name__, run=run)
-    for run in (
-        fold_constants,
-        split_sequences,
-        drop_zero_bias,
-        remove_noops,
-        merge_reshapes,
-        merge_transposes,
-        merge_duplicate_initialisers,
-        merge_common_subexpressions,
-        constant_second,
-        remove_dead_code,
-        name_by_module,
-    )
+PASSES = (
+    GraphPass(name="fold_constants", run=fold_constants),
+    GraphPass(name="split_sequences", run=split_sequences),
+    GraphPass(name="drop_zero_bias", run=drop_zero_bias),
+    GraphPass(name="remove_noops", run=remove_noops),
+    GraphPass(name="merge_reshapes", run=merge_reshapes),
+    GraphPass(name="merge_transposes", run=merge_transposes),
+    GraphPass(name="merge_duplicate_initialisers", run=merge_duplicate_initialisers),
+    GraphPass(name="merge_common_subexpressions", run=merge_common_subexpressions),
+    GraphPass(name="constant_second", run=constant_second),
+    GraphPass(name="fuse_rms_norm", run=fuse_rms_norm, default=False),
+    GraphPass(name="remove_dead_code", run=remove_dead_code),
+    GraphPass(name="name_by_module", run=name_by_module),
 )
-DEFAULT_PASSES = tuple(entry.name for entry in PASSES)
+DEFAULT_PASSES = tuple(entry.name for entry in PASSES if entry.default)
 
 
 def select_passes(names: Iterable[str]) -> tuple[GraphPass, ...]:
@@ -53,9 +56,10 @@ def select_passes(names: Iterable[str]) -> tuple[GraphPass, ...]:
         InvalidArgument: There is no pass of a name.
     """
     wanted = set(names)
-    unknown = sorted(wanted - set(DEFAULT_PASSES))
+    known = [entry.name for entry in PASSES]
+    unknown = sorted(wanted.difference(known))
     if unknown:
         raise InvalidArgument(
-            f"there is no pass {', '.join(unknown)}", hint=f"passes: {', '.join(DEFAULT_PASSES)}", param="passes"
+            f"there is no pass {', '.join(unknown)}", hint=f"passes: {', '.join(known)}", param="passes"
         )
     return tuple(entry for entry in PASSES if entry.name in wanted)
