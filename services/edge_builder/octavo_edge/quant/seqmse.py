@@ -26,7 +26,6 @@ from octavo_edge.quant.weights import (
     lpbq_from_blocks,
 )
 
-_SWEEPS = 2  # over the blocks: a block's best scale depends on the errors of the others
 _COLUMNS = 64  # columns between updates of the rest of the matrix
 _DAMPING = 0.01  # of the mean diagonal: inputs that never varied make G singular
 
@@ -65,8 +64,7 @@ def search_channels(
 ) -> ChannelScales:
     """For each channel the best of ``num_candidates`` scales: equal fractions of the MinMax scale, up to all of it."""
     widest = channel_scales(weight_OI, grid).channel
-    # To rank candidates single precision is enough, and twice as fast; its range is not for squares of massive inputs.
-    gram = (gram_II / max(float(np.abs(gram_II).max()), 1e-30)).astype(np.float32)
+    gram = _single(gram_II)
     best = np.full(len(weight_OI), np.inf)
     chosen = widest.copy()
     for fraction in _fractions(num_candidates):
@@ -151,26 +149,32 @@ def _descend(
     candidates_OB: list[Floats],
     block_size: int,
 ) -> Floats:
-    """Block after block takes its best candidate. Error of a block's change: d G_bb d^T + 2 d (G_b,rest e_rest)."""
-    chosen = np.array(start_OB, dtype=np.float32)
-    weight = weight_OI.astype(np.float64)
-    error = weight - _nearest(weight_OI, np.repeat(chosen, block_size, axis=1), grid)
-    for _ in range(_SWEEPS):
-        for block in range(chosen.shape[1]):
-            columns = slice(block * block_size, (block + 1) * block_size)
-            own = gram_II[columns, columns]
-            rest = error @ gram_II[:, columns] - error[:, columns] @ own
-            part = np.ascontiguousarray(weight_OI[:, columns])
-            best = _quadratic(error[:, columns], own) + 2 * np.sum(error[:, columns] * rest, axis=1)
-            for candidate in candidates_OB:
-                scale = candidate[:, block]
-                difference = part - _nearest(part, scale[:, None], grid).astype(np.float64)
-                loss = _quadratic(difference, own) + 2 * np.sum(difference * rest, axis=1)
-                better = loss < best
-                best = np.where(better, loss, best)
-                chosen[better, block] = scale[better]
-                error[better, columns] = difference[better]
+    """Block after block takes its best candidate, once: a second round gains next to nothing.
+
+    Error of a block's change: d G_bb d^T + 2 d (G_b,rest e_rest).
+    """
+    chosen, gram = np.array(start_OB, dtype=np.float32), _single(gram_II)
+    rows = np.arange(len(weight_OI))
+    error = weight_OI - _nearest(weight_OI, np.repeat(chosen, block_size, axis=1), grid)
+    for block in range(chosen.shape[1]):
+        columns = slice(block * block_size, (block + 1) * block_size)
+        own = gram[columns, columns]
+        rest = error @ gram[:, columns] - error[:, columns] @ own
+        part = np.ascontiguousarray(weight_OI[:, columns])
+        scales_CO1 = np.stack([chosen[:, block], *(candidate[:, block] for candidate in candidates_OB)])[:, :, None]
+        differences = part - _nearest(part, scales_CO1, grid)
+        products = (differences.reshape(-1, block_size) @ own).reshape(differences.shape)
+        losses_CO = np.sum((products + 2 * rest) * differences, axis=2)
+        # The first of equal ones: what it was.
+        best = np.argmin(losses_CO, axis=0)
+        chosen[:, block] = scales_CO1[best, rows, 0]
+        error[:, columns] = differences[best, rows]
     return chosen
+
+
+def _single(gram_II: NDArray[np.float64]) -> Floats:
+    """G up to a factor: to rank candidates single precision is enough, but its range is not for massive inputs."""
+    return (gram_II / max(float(np.abs(gram_II).max()), 1e-30)).astype(np.float32)
 
 
 def _quadratic(difference_OI: NDArray[Any], gram_II: NDArray[Any]) -> NDArray[np.float64]:
