@@ -35,7 +35,7 @@ from octavo_edge.recipe import Recipe, RecipeInvalid
 from octavo_edge.stage import Gate, StageContext, StageOutcome, TensorLoss, gates_of
 from octavo_edge.target import TargetProfile
 
-_VERSION = "1"
+_VERSION = "2"
 _FEW_BATCHES = 50
 _NUM_WORST = 10
 
