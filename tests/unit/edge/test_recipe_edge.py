@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_edge.recipe import (
+    GPTQ,
     PRESETS,
     Calibration,
     Evaluation,
@@ -54,7 +58,9 @@ recipes = st.builds(
     calibration=st.builds(
         Calibration, method=st.sampled_from(Method), num_windows=counts, percentile=st.floats(50.1, 100), texts=texts
     ),
-    recipe=st.lists(st.builds(SeqMSE, num_candidates=counts, num_windows=counts), max_size=2).map(tuple),
+    recipe=st.lists(
+        st.builds(SeqMSE, num_candidates=counts, num_windows=counts) | st.builds(GPTQ, num_windows=counts), max_size=2
+    ).map(tuple),
     evaluation=st.builds(Evaluation, num_windows=counts, texts=texts),
     gates=st.builds(Gates, max_mean_kl_nats=limits, min_sqnr_db=limits),
 )
@@ -90,6 +96,12 @@ gates: {max_mean_kl_nats: 1e-3}
     assert recipe.calibration == Calibration(method=Method.PERCENTILE, percentile=99.9, num_windows=50)
     assert recipe.recipe == (SeqMSE(num_candidates=10, num_windows=4),)
     assert recipe.gates == Gates(max_mean_kl_nats=0.001)
+
+
+def test_the_recipe_of_the_documentation_is_one():
+    page = (Path(__file__).parents[3] / "docs" / "edge.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert from_yaml(block).recipe == (SeqMSE(),)
 
 
 def test_name_and_gates_do_not_change_what_is_built():
