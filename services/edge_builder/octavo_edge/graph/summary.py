@@ -9,8 +9,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from octavo_edge.target import GraphNode, GraphSummary
 
-__all__ = ["summarise", "summarise_model", "tensor_bytes"]
+__all__ = ["SCOPES", "summarise", "summarise_model", "tensor_bytes"]
 
+# Metadata of a node that came from torch: the modules that it was traced in, outermost first, as a Python list.
+SCOPES = "pkg.torch.onnx.name_scopes"
 _BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
 
 

@@ -16,6 +16,7 @@ import torch
 from onnx import ModelProto
 
 from octavo_edge.graph.spec import GraphSpec
+from octavo_edge.graph.summary import SCOPES
 from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
 from octavo_edge.models.decoder import AdaptedDecoder
 
@@ -48,7 +49,20 @@ def export_graph(decoder: AdaptedDecoder, spec: GraphSpec, ar: int, weights: Wei
         value.const_value = ir.ExternalTensor(
             WEIGHTS_FILE, place.offset, place.num_bytes, tensor.dtype, shape=ir.Shape(array.shape), name=name
         )
-    return ir.to_proto(program.model)
+    return _without_traces(ir.to_proto(program.model))
+
+
+def _without_traces(model: ModelProto) -> ModelProto:
+    """Without what the exporter noted of source files and of its own inner values; the modules' names stay."""
+    graph = model.graph
+    for message in (*graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output, graph, model):
+        kept = [entry for entry in message.metadata_props if entry.key == SCOPES]
+        values = [entry.value for entry in kept]
+        del message.metadata_props[:]
+        message.ClearField("doc_string")
+        for value in values:
+            message.metadata_props.add(key=SCOPES, value=value)
+    return model
 
 
 @contextmanager

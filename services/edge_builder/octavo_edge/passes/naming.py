@@ -7,11 +7,10 @@ from collections import Counter
 
 from onnx import ModelProto, NodeProto
 
+from octavo_edge.graph.summary import SCOPES
 from octavo_edge.passes.editing import GraphEdit
 
 __all__ = ["name_by_module"]
-
-_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def name_by_module(model: ModelProto) -> ModelProto:
@@ -58,7 +57,7 @@ def _without_notes(model: ModelProto, names: dict[str, str]) -> ModelProto:
 def _scope(node: NodeProto) -> str:
     """The module that a node was traced in; a node that a pass made has the one of the node in whose place it is."""
     for entry in node.metadata_props:
-        if entry.key == _SCOPES:
+        if entry.key == SCOPES:
             scopes = ast.literal_eval(entry.value)
             return scopes[-2] if len(scopes) > 1 else ""
     return ""
