@@ -20,7 +20,9 @@ def plan_of(recipe: Recipe) -> QuantPlan:
     weights: dict[WeightKind, WeightPlan] = {}
     for kind, asked in ((WeightKind.BLOCK, precision.blocks), (WeightKind.HEAD, precision.lm_head)):
         if not asked.qtype.is_float:
-            weights[kind] = _weights(asked, num_candidates, feedback)
+            # A head of 8 bits loses next to nothing; left alone it has the integers of a tied table.
+            searched = kind is WeightKind.BLOCK or asked.qtype is QType.INT4
+            weights[kind] = _weights(asked, num_candidates * searched, feedback and searched)
     if not precision.embedding.is_float:
         weights[WeightKind.EMBEDDING] = _table(precision.embedding)
     activations = ActivationPlan(
