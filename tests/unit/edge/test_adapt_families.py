@@ -112,6 +112,16 @@ def test_both_forms_of_attention_give_the_same_from_the_same_memory(tmp_path):
     assert {head.weight.untyped_storage().data_ptr() for head in heads} == {memory}
 
 
+def test_a_window_that_the_architecture_does_not_read_has_no_effect(tmp_path):
+    source, _ = checkpoint(tmp_path / "source", "llama", sliding_window=5)
+    adapted, outcome = adapt(source, tmp_path / "adapted")
+    assert outcome.metrics["worst_sqnr_db"] > 100
+    assert read_config(adapted.path).window is None
+    source, _ = checkpoint(tmp_path / "windowed", "mistral", sliding_window=5)
+    adapted, _ = adapt(source, tmp_path / "adapted-windowed")
+    assert read_config(adapted.path).window == 5
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_head_is_stored_once_and_stays_tied(tmp_path, tied):
     source, model = checkpoint(tmp_path / "source", tie_word_embeddings=tied)

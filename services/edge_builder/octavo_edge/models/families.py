@@ -6,6 +6,7 @@ Knows Hugging Face's configurations and modules, nothing of files. Everything th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,23 @@ from transformers import PretrainedConfig, PreTrainedModel
 from octavo_edge.graph.spec import RopeSpec
 from octavo_edge.models.config import AdaptedConfig, AttentionForm, UnsupportedModel
 
-__all__ = ["adapted_config", "check_supported", "window_of"]
+__all__ = ["FAMILIES", "Family", "adapted_config", "check_supported", "window_of"]
 
-# Model type to the class that its checkpoints name.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What a configuration of one model type means."""
+
+    architecture: str  # the class that checkpoints name
+    windows: bool = False  # whether `sliding_window` has an effect: others carry the entry and do not read it
+    windows_by_layer: bool = False  # whether `layer_types` says which layers have one
+
+
 FAMILIES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+    "llama": Family(architecture="LlamaForCausalLM"),
+    "mistral": Family(architecture="MistralForCausalLM", windows=True),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", windows=True, windows_by_layer=True),
+    "qwen3": Family(architecture="Qwen3ForCausalLM", windows=True, windows_by_layer=True),
 }
 # Scalings whose frequencies do not depend on the length of the sequence.
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -35,11 +45,12 @@ def check_supported(config: Mapping[str, Any], *, where: str) -> None:
         UnsupportedModel: Names the architecture, or the entry that is not supported.
     """
     family = config.get("model_type")
-    names = config.get("architectures") or [FAMILIES.get(str(family), str(family))]
-    if family not in FAMILIES or names != [FAMILIES[family]]:
+    known = FAMILIES.get(str(family))
+    names = config.get("architectures") or [family if known is None else known.architecture]
+    if known is None or names != [known.architecture]:
         raise UnsupportedModel(
             f"{where}: the architecture {', '.join(map(str, names))} (model type {family}) is not supported",
-            hint=f"supported: {', '.join(FAMILIES.values())}",
+            hint=f"supported: {', '.join(entry.architecture for entry in FAMILIES.values())}",
         )
     if config.get("quantization_config"):
         raise UnsupportedModel(
@@ -100,11 +111,11 @@ def window_of(config: PretrainedConfig) -> tuple[int, int | None]:
     A graph has one mask for all layers. Where only some layers have a window, a context within it is built, in which
     no layer loses anything.
     """
-    limit = int(config.max_position_embeddings)
-    window = getattr(config, "sliding_window", None)
+    family, limit = FAMILIES[config.model_type], int(config.max_position_embeddings)
+    window = getattr(config, "sliding_window", None) if family.windows else None
     if window is None:
         return limit, None
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    kinds = set(config.layer_types) if family.windows_by_layer else {"sliding_attention"}
     if kinds == {"full_attention"}:
         return limit, None
     if kinds == {"sliding_attention"}:
