@@ -19,6 +19,7 @@ from sqlalchemy import make_url
 
 from octavo_common.db.embedded import EmbeddedPostgres
 from octavo_common.db.migrate import upgrade
+from octavo_worker.kernels.amx_bf16 import has_amx_bf16
 
 __all__ = ["demo_model_path"]
 _numbers = count()
@@ -29,6 +30,15 @@ def _logs_of_its_own() -> Iterator[None]:
     """A test that configures the logs leaves the next one no stream that is closed by then."""
     yield
     structlog.reset_defaults()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what this processor cannot run: nothing that could be installed would change it."""
+    if has_amx_bf16():
+        return
+    impossible = [item for item in items if item.get_closest_marker("amx")]
+    config.hook.pytest_deselected(items=impossible)
+    items[:] = [item for item in items if not item.get_closest_marker("amx")]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,7 +8,6 @@ import torch
 from attention_pages import Pages, attend, chunks_and_company
 
 from octavo_worker.kernels import attention_bf16 as kernel
-from octavo_worker.kernels.amx_bf16 import has_amx_bf16
 from octavo_worker.runtime.short_arithmetic import ShortArithmetic
 
 ATTENTION = ShortArithmetic.attention
@@ -61,7 +60,7 @@ def test_a_token_has_the_same_bits_in_any_chunks_and_company(window) -> None:
         assert np.array_equal(parts.view(np.uint32), whole.view(np.uint32)), chunk
 
 
-@pytest.mark.skipif(not has_amx_bf16(), reason="the processor has no matrix unit for bfloat16")
+@pytest.mark.amx
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 1, 128), (1, 1, 96), (4, 2, 32)])
 def test_the_matrix_unit_gives_the_bits_of_the_vectors(num_heads, num_kv_heads, head_dim, window, monkeypatch) -> None:

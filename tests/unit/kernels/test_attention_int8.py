@@ -7,7 +7,6 @@ import pytest
 from attention_pages import LAYER, LAYERS, Pages, attend, chunks_and_company
 
 from octavo_worker.kernels import attention_int8 as kernel
-from octavo_worker.kernels.amx import has_amx
 from octavo_worker.kernels.positions import ROTATIONS, place_stage
 from octavo_worker.kernels.program import Program
 from octavo_worker.runtime.integer_arithmetic import IntegerArithmetic
@@ -90,7 +89,7 @@ def test_a_token_has_the_same_bits_in_any_chunks_and_company(window) -> None:
         assert np.array_equal(parts.view(np.uint32), whole.view(np.uint32)), chunk
 
 
-@pytest.mark.skipif(not has_amx(), reason="the processor has no matrix unit for bytes")
+@pytest.mark.amx
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 1, 128), (1, 1, 64)])
 def test_the_matrix_unit_gives_the_bits_of_the_vectors(num_heads, num_kv_heads, head_dim, window, monkeypatch) -> None:

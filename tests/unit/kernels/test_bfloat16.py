@@ -19,7 +19,7 @@ from octavo_worker.models.packed import pack, unpack_blocks
 from octavo_worker.models.packed_floats import round_to_shorts
 
 SHAPES = [(1, 64, 16), (3, 32, 48), (9, 96, 5), (41, 192, 33), (70, 1536, 17)]
-WAYS = [False, pytest.param(True, marks=pytest.mark.skipif(not has_amx_bf16(), reason="no matrix unit for bfloat16"))]
+WAYS = [False, pytest.param(True, marks=pytest.mark.amx)]
 NATIVE = has_amx_bf16()
 
 
@@ -83,7 +83,7 @@ def test_stored_blocks_give_the_bits_of_their_values_in_bfloat16(form, by_tiles)
     assert np.array_equal(bits(found), bits(product(plain, x, by_tiles=by_tiles)))
 
 
-@pytest.mark.skipif(not has_amx_bf16(), reason="no matrix unit for bfloat16")
+@pytest.mark.amx
 @pytest.mark.parametrize("scale", [1.0, 1e-18, 1e-20, 1e9])
 def test_the_matrix_unit_gives_the_bits_of_the_vectors(scale) -> None:
     """Products of tiny numbers too, which both take for zero when they are subnormal."""

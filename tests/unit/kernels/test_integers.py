@@ -42,9 +42,9 @@ def product(form, matrix, x, *, threads=1, bias=None, start=None):
     if start is not None:
         out[:, : start.shape[1]] = start
     stages = [
-        quantize_stage(x=x.ctypes.data, stride=width, width=width, zero=form.zero, **places(kept)),
+        quantize_stage(x=x.ctypes.data, stride=width, width=width, form=form, **places(kept)),
         matmul_stage(
-            form, weights=matrix.data.ctypes.data, num_inputs=width, num_outputs=matrix.padded_outputs,
+            form.plain, weights=matrix.data.ctypes.data, num_inputs=width, num_outputs=matrix.padded_outputs,
             out=out.ctypes.data, stride=out.shape[1], adds=start is not None,
             bias=0 if bias is None else bias.ctypes.data, **places(kept),
         ),
@@ -68,7 +68,7 @@ def test_a_product_is_that_of_the_stored_numbers_with_the_rounded_rows(form, num
 def test_rows_are_rounded_as_the_gguf_package_rounds_them() -> None:
     x = np.random.default_rng(2).standard_normal((7, 96)).astype(np.float32)
     kept = rows(7, 96)
-    stage = quantize_stage(x=x.ctypes.data, stride=96, width=96, zero=128, **places(kept))
+    stage = quantize_stage(x=x.ctypes.data, stride=96, width=96, form=integer.Q8_0, **places(kept))
     Program([stage]).run(7, 1)
     theirs = dequantize(gguf_quantize(x, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
     ours = (kept.ints.reshape(7, -1, GROUP) * kept.scales[:, :, None]).reshape(7, 96)
@@ -153,12 +153,62 @@ def test_the_embedding_gives_the_stored_rows(form) -> None:
     assert np.array_equal(unpack_blocks(form, raw).values(), values)
 
 
-def test_floats_become_the_nearest_of_their_groups_steps() -> None:
+# The matrix of Sylvester's construction by its closed form: signs are parities of the common bits of row and column.
+HADAMARD = np.array([[(-1) ** (i & j).bit_count() for j in range(GROUP)] for i in range(GROUP)]) / np.sqrt(GROUP)
+
+
+def _mixed(x):
+    return (x.reshape(len(x), -1, GROUP).astype(np.float64) @ HADAMARD).reshape(x.shape)
+
+
+def test_floats_become_the_nearest_steps_of_their_mixed_groups() -> None:
     weights = np.random.default_rng(6).standard_normal((21, 128)).astype(np.float32)
     weights[3, 32:64] = 0
     groups = quantize(weights)
     step = np.repeat(groups.deltas_OG.astype(np.float32), GROUP, axis=1)
-    assert np.all(np.abs(groups.values() - weights) <= 0.502 * step)
+    assert groups.form == integer.MIXED_Q8_0
+    stands_for = (groups.ints_OI.astype(np.float64) - 128) * step
+    assert np.all(np.abs(stands_for - _mixed(weights)) <= 0.502 * step)
+    assert np.allclose(groups.values(), _mixed(stands_for), atol=1e-6)
+
+
+@pytest.mark.parametrize(("num_rows", "inputs", "outputs"), SHAPES)
+def test_a_mixed_product_is_that_of_the_mixed_rows_and_weights(num_rows, inputs, outputs) -> None:
+    random = np.random.default_rng(11)
+    weights, x = (random.standard_normal((n, inputs)).astype(np.float32) for n in (outputs, num_rows))
+    groups = quantize(weights)
+    found, kept = product(groups.form, pack(groups), x)
+    rounded = kept.ints.reshape(num_rows, -1, GROUP) * kept.scales[:, :, None].astype(np.float64)
+    assert np.all(np.abs(rounded - _mixed(x).reshape(rounded.shape)) <= 0.501 * kept.scales[:, :, None])
+    matrix = (groups.ints_OI.astype(np.float64) - 128) * np.repeat(groups.deltas_OG.astype(np.float64), GROUP, axis=1)
+    expected, size = rounded.reshape(x.shape) @ matrix.T, np.abs(rounded.reshape(x.shape)) @ np.abs(matrix.T)
+    assert np.all(np.abs(found - expected) <= 2e-6 * size + 1e-30)
+    # x w = (x H) (w H): what is left is rounding.
+    assert np.abs(found - x.astype(np.float64) @ weights.T).max() <= 0.05 * np.sqrt(inputs)
+
+
+def test_a_large_value_costs_a_mixed_product_less() -> None:
+    random = np.random.default_rng(12)
+    weights, x = (random.standard_normal((n, 96)).astype(np.float32) for n in (48, 20))
+    x[:, 40] *= 30
+    raw, stored_weights = stored(integer.Q8_0, 48, 96)
+    plain = (
+        product(integer.Q8_0, pack(unpack_blocks(integer.Q8_0, raw)), x)[0] - x.astype(np.float64) @ stored_weights.T
+    )
+    groups = quantize(weights)
+    mixed = product(groups.form, pack(groups), x)[0] - x.astype(np.float64) @ groups.values().T.astype(np.float64)
+    of_plain = np.square(plain).mean() / np.square(stored_weights).mean()
+    assert np.square(mixed).mean() / np.square(weights).mean() < 0.5 * of_plain
+
+
+def test_the_embedding_of_a_mixed_matrix_gives_back_its_rows() -> None:
+    groups = quantize(np.random.default_rng(13).standard_normal((37, 96)).astype(np.float32))
+    matrix, tokens, out = pack(groups), np.array([36, 0, 17, 16, 15, 36]), np.zeros((6, 96), np.float32)
+    stage = embedding_stage(groups.form, weights=matrix.data.ctypes.data, width=96, out=out.ctypes.data)
+    program = Program([stage])
+    program.frame[TOKENS] = tokens.ctypes.data
+    program.run(6, 2)
+    assert np.array_equal(out, groups.values()[tokens])
 
 
 def test_norm_and_gate_end_in_the_groups_of_their_float64_values() -> None:
@@ -166,7 +216,7 @@ def test_norm_and_gate_end_in_the_groups_of_their_float64_values() -> None:
     x, weight = random.standard_normal((6, 64)).astype(np.float32), random.standard_normal(64).astype(np.float32)
     scratch, kept = np.zeros((2, 64), np.float32), rows(6, 64)
     stage = norm_quantize_stage(
-        x=x.ctypes.data, stride=64, width=64, zero=0, weight=weight.ctypes.data, eps=1e-5,
+        x=x.ctypes.data, stride=64, width=64, form=integer.Q4_1, weight=weight.ctypes.data, eps=1e-5,
         scratch=scratch.ctypes.data, **places(kept),
     )  # fmt: skip
     Program([stage]).run(6, 2)
@@ -174,7 +224,9 @@ def test_norm_and_gate_end_in_the_groups_of_their_float64_values() -> None:
     _close_to_groups(kept, normed)
     gate_up = (4 * random.standard_normal((6, 128))).astype(np.float32)
     gate_up[0, 0], gate_up[0, 1] = -200.0, 200.0
-    stage = gate_quantize_stage(x=gate_up.ctypes.data, width=64, zero=0, scratch=scratch.ctypes.data, **places(kept))
+    stage = gate_quantize_stage(
+        x=gate_up.ctypes.data, width=64, form=integer.Q4_1, scratch=scratch.ctypes.data, **places(kept)
+    )
     Program([stage]).run(6, 2)
     gate, up = gate_up[:, :64].astype(np.float64), gate_up[:, 64:].astype(np.float64)
     with np.errstate(over="ignore"):

@@ -11,6 +11,7 @@ import numpy as np
 
 from octavo_worker.kernels import team
 from octavo_worker.kernels.bfloat16 import BFLOAT16, short_at
+from octavo_worker.kernels.groups import mix_group
 from octavo_worker.kernels.integer import GROUP, Format, half_at
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, FRAME_VALUES, ROWS, Stage
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, fetch_add
@@ -24,7 +25,7 @@ _ROWS_PER_TASK = 4
 
 @cache
 def _kernel(form: Format) -> team.Launcher:
-    group_bytes, bits, has_minima = form.group_bytes, form.bits, form.has_minima
+    group_bytes, bits, has_minima, mixes = form.group_bytes, form.bits, form.has_minima, form.mixed
     zero = np.float32(form.zero)
     scales_at = bits * 8 * LANES // 2
 
@@ -52,6 +53,8 @@ def _kernel(form: Format) -> team.Launcher:
                         else:
                             q = (ints[64 * (vector % 4) + 4 * lane + i % 4] >> (vector // 4 * 4)) & 15
                         out[group * GROUP + i] = (np.float32(q) - zero) * delta + minimum
+                    if mixes:
+                        mix_group(out.ctypes.data + 4 * GROUP * group)
 
     return team.compiled(embed)
 

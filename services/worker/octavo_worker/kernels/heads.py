@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from octavo_worker.kernels import team
-from octavo_worker.kernels.vector import as_pointer, carray, fetch_add, njit
+from octavo_worker.kernels.rows import sum_of_squares
+from octavo_worker.kernels.vector import as_pointer, carray, fetch_add
 
 _A = team.FIRST_ARGUMENT
 NUM_TOKENS, NUM_HEADS, HEAD_DIM, X, X_TOKEN, WEIGHT, EPS, TOKENS_PER_TASK = range(_A, _A + 8)
@@ -18,14 +19,6 @@ NUM_ARGUMENTS = _A + 8
 
 # Below so many floats, threads cost more than they save.
 _WORTH_THREADS = 1 << 15
-
-
-@njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _sum_of_squares(x):  # noqa: ANN001, ANN202 - compiled; the order of the sum is fixed by the head dim alone
-    total = np.float32(0.0)
-    for i in range(len(x)):
-        total += x[i] * x[i]
-    return total
 
 
 @team.compiled
@@ -41,7 +34,7 @@ def _norm_heads(raw) -> None:  # noqa: ANN001 - compiled
             for head in range(a[NUM_HEADS]):
                 x = carray(as_pointer(a[X] + 4 * (token * a[X_TOKEN] + head * dim)), (dim,), np.float32)
                 weight = carray(as_pointer(a[WEIGHT] + 4 * head * dim), (dim,), np.float32)
-                scale = np.float32(1.0) / np.sqrt(_sum_of_squares(x) / np.float32(dim) + eps)
+                scale = np.float32(1.0) / np.sqrt(sum_of_squares(x) / np.float32(dim) + eps)
                 for i in range(dim):
                     x[i] = x[i] * scale * weight[i]
 

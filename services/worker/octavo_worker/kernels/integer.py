@@ -15,7 +15,7 @@ each of the 16 outputs, then come the 16 scales (and minima) as float16. That is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -42,6 +42,13 @@ class Format:
     bits: int
     zero: int
     has_minima: bool
+    # Each group of a row is multiplied by a Hadamard matrix, and so must be the activations: see `groups`.
+    mixed: bool = False
+
+    @property
+    def plain(self) -> Format:
+        """The same layout without the mixing, which a product need not know of."""
+        return replace(self, name=self.name.removeprefix("mixed_"), mixed=False)
 
     @property
     def group_bytes(self) -> int:
@@ -58,6 +65,8 @@ Q8_0 = Format(name="q8_0", bits=8, zero=128, has_minima=False)
 Q4_0 = Format(name="q4_0", bits=4, zero=8, has_minima=False)
 Q4_1 = Format(name="q4_1", bits=4, zero=0, has_minima=True)
 FORMATS = (Q8_0, Q4_0, Q4_1)
+# What floats become: mixed, so that one large value does not make the steps of its group coarse.
+MIXED_Q8_0 = replace(Q8_0, name="mixed_q8_0", mixed=True)
 
 
 def has_vnni() -> bool:
@@ -266,30 +275,6 @@ def half_at(typingctx: Any, address: Any) -> Any:
     return types.float32(types.int64), codegen
 
 
-def peak(builder: Any, vectors: list[Any]) -> Any:
-    """Largest size in some vectors of floats; NaN where one is NaN. Sizes compare like the integers of their bits."""
-    bits = [builder.and_(builder.bitcast(v, _INTS), constant(_INTS, 0x7FFFFFFF)) for v in vectors]
-    largest = bits[0]
-    for more in bits[1:]:
-        largest = builder.select(builder.icmp_unsigned(">", more, largest), more, largest)
-    return builder.bitcast(call(builder, f"llvm.vector.reduce.umax.v{LANES}i32", _I32, [largest]), _F32)
-
-
-def scaling(builder: Any, largest: Any, most: Any) -> tuple[Any, Any]:
-    """The scale that makes the largest size the integer ``most``, NaN for what is not finite; and its inverse."""
-    is_zero = builder.fcmp_ordered("==", largest, ir.Constant(_F32, 0.0))
-    inverse = builder.fdiv(most, builder.select(is_zero, ir.Constant(_F32, 1.0), largest))
-    # infinity * 0 and NaN * 0 are NaN; everything else adds nothing
-    scale = builder.fdiv(largest, most)
-    return builder.fadd(scale, builder.fmul(largest, ir.Constant(_F32, 0.0))), inverse
-
-
-def rounded(builder: Any, part: Any, inverse: Any) -> Any:
-    """A vector times a scalar, to the nearest integers, ties to even."""
-    whole = call(builder, f"llvm.rint.v{LANES}f32", _FLOATS, [builder.fmul(part, splat(builder, inverse))])
-    return builder.fptosi(whole, _INTS)
-
-
 _LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
@@ -307,38 +292,6 @@ def exp(builder: Any, x: Any) -> Any:
     p = builder.fadd(fma(builder, p, builder.fmul(r, r), r), constant(_FLOATS, 1.0))
     power = builder.shl(builder.add(builder.fptosi(n, _INTS), constant(_INTS, 127)), constant(_INTS, 23))
     return builder.fmul(p, builder.bitcast(power, _FLOATS))
-
-
-@intrinsic
-def quantize_group(typingctx: Any, values: Any, ints: Any, scale: Any, total: Any, zero: Any) -> Any:
-    """Quantise 32 float32 to int8 with one scale: s = max |x| / 127, p = round(x / s), ties to even.
-
-    All int64: addresses of the values, of 32 int8, of the scale (float32) and of the group's sum; and the zero point of
-    the weights to come. The sum is what their dot product starts from: int32 -zero * (sum of p), or, with zero 0
-    (weights with minima), float32 s * (sum of p). A value that is no number, or infinite, makes the scale NaN and with
-    it every result of the row.
-    """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _I8.as_pointer()
-        values, ints, scale_at, total_at = (builder.inttoptr(args[i], pointer) for i in range(4))
-        parts = [load(builder, values, 64 * i, _FLOATS) for i in range(2)]
-        scale, inverse = scaling(builder, peak(builder, parts), ir.Constant(_F32, 127.0))
-        counted = constant(_INTS, 0)
-        for i, part in enumerate(parts):
-            whole = rounded(builder, part, inverse)
-            counted = builder.add(counted, whole)
-            store(builder, builder.trunc(whole, _BYTES), ints, LANES * i)
-        total = call(builder, f"llvm.vector.reduce.add.v{LANES}i32", _I32, [counted])
-        store(builder, scale, scale_at, 0)
-        zero = builder.trunc(args[4], _I32)
-        minus = builder.mul(builder.neg(zero), total)
-        scaled = builder.bitcast(builder.fmul(scale, builder.sitofp(total, _F32)), _I32)
-        has_minima = builder.icmp_signed("==", zero, ir.Constant(_I32, 0))
-        store(builder, builder.select(has_minima, scaled, minus), total_at, 0)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), codegen
 
 
 @intrinsic

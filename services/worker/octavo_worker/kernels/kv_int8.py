@@ -16,7 +16,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from octavo_worker.kernels.integer import Loop, call, constant, fma, int64, load, peak, rounded, scaling, splat, store
+from octavo_worker.kernels.groups import peak, rounded, scaling
+from octavo_worker.kernels.integer import Loop, call, constant, fma, int64, load, splat, store
 from octavo_worker.kernels.vector import LANES, intrinsic
 
 _F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)

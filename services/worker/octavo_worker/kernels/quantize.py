@@ -8,13 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from octavo_worker.kernels import team
-from octavo_worker.kernels.integer import GROUP, gate_group, quantize_group
+from octavo_worker.kernels.groups import quantize_group, quantize_mixed_group
+from octavo_worker.kernels.integer import GROUP, Format, gate_group
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, ROWS, Stage
 from octavo_worker.kernels.rows import sum_of_squares
 from octavo_worker.kernels.vector import as_pointer, carray, fetch_add, njit
 
-X, X_STRIDE, WIDTH, INTS, SCALES, SUMS, ZERO, WEIGHT, EPS, SCRATCH, OUT = range(FIRST_OWN, FIRST_OWN + 11)
-_NUM_ARGUMENTS = FIRST_OWN + 11
+X, X_STRIDE, WIDTH, INTS, SCALES, SUMS, ZERO, MIXES, WEIGHT, EPS, SCRATCH, OUT = range(FIRST_OWN, FIRST_OWN + 12)
+_NUM_ARGUMENTS = FIRST_OWN + 12
 ROWS_PER_TASK = 4
 
 
@@ -23,8 +24,12 @@ def _quantize_row(a, values, row):  # noqa: ANN001, ANN202 - compiled
     """A row of floats at an address into the row's groups."""
     groups = a[WIDTH] // GROUP
     for group in range(groups):
-        at = row * groups + group
-        quantize_group(values + 4 * GROUP * group, a[INTS] + GROUP * at, a[SCALES] + 4 * at, a[SUMS] + 4 * at, a[ZERO])
+        at, group_at = row * groups + group, values + 4 * GROUP * group
+        ints, scale, total = a[INTS] + GROUP * at, a[SCALES] + 4 * at, a[SUMS] + 4 * at
+        if a[MIXES]:
+            quantize_mixed_group(group_at, ints, scale, total, a[ZERO])
+        else:
+            quantize_group(group_at, ints, scale, total, a[ZERO])
 
 
 @njit(nogil=True, error_model="numpy")
@@ -103,9 +108,9 @@ def _gate_quantize(raw) -> None:  # noqa: ANN001 - compiled
             _quantize_row(a, scratch, row)
 
 
-def quantize_stage(*, x: int, stride: int, width: int, ints: int, scales: int, sums: int, zero: int) -> Stage:
-    """Rows of x (float32, `stride` apart) in groups; `zero` is that of the weights they will meet."""
-    return Stage(_quantize, (x, stride, width, ints, scales, sums, zero))
+def quantize_stage(*, x: int, stride: int, width: int, ints: int, scales: int, sums: int, form: Format) -> Stage:
+    """Rows of x (float32, `stride` apart) in groups; `form` is that of the weights they will meet."""
+    return Stage(_quantize, (x, stride, width, ints, scales, sums, form.zero, int(form.mixed)))
 
 
 def norm_quantize_stage(
@@ -116,20 +121,23 @@ def norm_quantize_stage(
     ints: int,
     scales: int,
     sums: int,
-    zero: int,
+    form: Format,
     weight: int,
     eps: float,
     scratch: int,
 ) -> Stage:
     """Root mean square norm, then groups. `scratch` has a row of floats for each thread."""
-    return Stage(_norm_quantize, (x, stride, width, ints, scales, sums, zero, weight, round(eps * 2**62), scratch))
+    return Stage(
+        _norm_quantize,
+        (x, stride, width, ints, scales, sums, form.zero, int(form.mixed), weight, round(eps * 2**62), scratch),
+    )
 
 
 def norm_stage(*, x: int, stride: int, width: int, weight: int, eps: float, out: int) -> Stage:
     """Root mean square norm into rows of floats."""
-    return Stage(_norm, (x, stride, width, 0, 0, 0, 0, weight, round(eps * 2**62), 0, out))
+    return Stage(_norm, (x, stride, width, 0, 0, 0, 0, 0, weight, round(eps * 2**62), 0, out))
 
 
-def gate_quantize_stage(*, x: int, width: int, ints: int, scales: int, sums: int, zero: int, scratch: int) -> Stage:
+def gate_quantize_stage(*, x: int, width: int, ints: int, scales: int, sums: int, form: Format, scratch: int) -> Stage:
     """silu(gate) * up for rows that hold the gate, then up (2 * width floats); then groups."""
-    return Stage(_gate_quantize, (x, 2 * width, width, ints, scales, sums, zero, 0, 0, scratch))
+    return Stage(_gate_quantize, (x, 2 * width, width, ints, scales, sums, form.zero, int(form.mixed), 0, 0, scratch))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_worker.kernels import team
-from octavo_worker.kernels.vector import as_pointer, carray, exp32, fetch_add, njit
+from octavo_worker.kernels.vector import LANES, as_pointer, carray, exp32, fetch_add, njit, sum_squares
 
 _A = team.FIRST_ARGUMENT
 ROWS, WIDTH, X, X_ROW, WEIGHT, OUT, EPS, ROWS_PER_TASK = range(_A, _A + 8)
@@ -20,11 +20,12 @@ NUM_ARGUMENTS = _A + 8
 _WORTH_THREADS = 1 << 15
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+@njit(nogil=True, error_model="numpy")
 def sum_of_squares(x):  # noqa: ANN001, ANN201 - compiled
-    """The order of the sum is fixed by the width alone."""
-    total = np.float32(0.0)
-    for i in range(len(x)):
+    """Of dense float32. The order of the sum is fixed by the width alone."""
+    whole = len(x) // LANES
+    total = sum_squares(x.ctypes.data, whole) if whole else np.float32(0.0)
+    for i in range(whole * LANES, len(x)):
         total += x[i] * x[i]
     return total
 

@@ -12,7 +12,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from octavo_worker.kernels.integer import Loop, call, constant, fma, int64, load, peak, scaling, splat, store
+from octavo_worker.kernels.groups import peak, scaling
+from octavo_worker.kernels.integer import Loop, call, constant, fma, int64, load, splat, store
 from octavo_worker.kernels.vector import LANES, intrinsic
 
 PAGES_A_CHUNK = 4

@@ -7,6 +7,7 @@ heads, H head dim, V vocabulary. Knows nothing of pages, batches or sequences: a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -143,5 +144,7 @@ class LoadedModel:
     """Bytes of memory that the weights take."""
     source: str
     """``gguf`` or ``safetensors``."""
+    reopen: Callable[[], AbstractContextManager[Any]]
+    """Opens the files again, a `checkpoint.Checkpoint`: for those who see later that they need more of them."""
     quantization: str = ""
     """The commonest type of the file's matrices, such as ``Q4_1``; empty for plain floats."""

@@ -101,8 +101,10 @@ class Rope:
             frequencies = self._stretched(positions_T, prompt_lengths_T)
         else:
             frequencies = self._frequencies_P
-        angles_TP = positions_T.unsqueeze(1).to(torch.float32) * frequencies
-        cos, sin = angles_TP.cos(), angles_TP.sin()
+        # Of float64 only the rounding to float32 is left, so that every processor has the same table: torch takes these
+        # two from MKL, whose last bits in float32 are the processor's.
+        angles_TP = (positions_T.unsqueeze(1).to(torch.float32) * frequencies).double()
+        cos, sin = angles_TP.cos().float(), angles_TP.sin().float()
         if self._amplitude != 1.0:
             cos, sin = cos.mul_(self._amplitude), sin.mul_(self._amplitude)
         return torch.complex(cos, sin).unsqueeze(1)

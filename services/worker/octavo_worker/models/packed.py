@@ -1,7 +1,7 @@
 """Weights in the order that integer products want: groups of 32 with float16 scales, tiles of 16 outputs.
 
 O outputs, I inputs, G groups of 32 inputs. Reads what GGUF stores (Q8_0, Q4_0, Q4_1) without changing a number, and
-quantises anything else to Q8_0. Knows no model.
+quantises anything else to mixed Q8_0. Knows no model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_worker.kernels.integer import GROUP, Q4_0, Q4_1, Q8_0, Format
+from octavo_worker.kernels.integer import GROUP, MIXED_Q8_0, Q4_0, Q4_1, Q8_0, Format
 from octavo_worker.kernels.vector import LANES
 from octavo_worker.models.base import Floats
 
@@ -64,7 +64,7 @@ class Groups:
         ints *= self.deltas_OG[..., None].astype(np.float32)
         if self.minima_OG is not None:
             ints += self.minima_OG[..., None].astype(np.float32)
-        return ints.reshape(self.ints_OI.shape)
+        return _mix(ints).reshape(self.ints_OI.shape) if self.form.mixed else ints.reshape(self.ints_OI.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +98,26 @@ def unpack_blocks(form: Format, blocks_OGB: Bytes) -> Groups:
     )
 
 
+def _mix(groups_OGI: Floats) -> Floats:
+    """Groups times the orthogonal Hadamard matrix of Sylvester's construction; twice gives them back.
+
+    Sums and differences in the order of `kernels.groups.mixed`: a product by BLAS would round as the machine does.
+    """
+    whole = groups_OGI
+    for distance in (16, 8, 4, 2, 1):
+        pairs = whole.reshape(-1, 2, distance)
+        whole = np.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), axis=1)
+    return whole.reshape(groups_OGI.shape) * np.float32(GROUP**-0.5)
+
+
 def quantize(weight_OI: Floats) -> Groups:
-    """Symmetric int8 with d = max |w| / 127 a group, rounded to float16 before the integers are chosen."""
+    """Mixed, then symmetric int8 with d = max |w| / 127 a group, rounded to float16 before the integers are chosen."""
     num_outputs, num_inputs = weight_OI.shape
-    groups = weight_OI.reshape(num_outputs, num_inputs // GROUP, GROUP)
+    groups = _mix(weight_OI.reshape(num_outputs, num_inputs // GROUP, GROUP))
     deltas = (np.abs(groups).max(axis=2) / np.float32(127)).astype(np.float16)
     safe = np.where(deltas == 0, np.float32(1), deltas.astype(np.float32))
     ints = np.rint(groups / safe[:, :, None]).clip(-127, 127) + 128
-    return Groups(form=Q8_0, ints_OI=ints.astype(np.uint8).reshape(weight_OI.shape), deltas_OG=deltas)
+    return Groups(form=MIXED_Q8_0, ints_OI=ints.astype(np.uint8).reshape(weight_OI.shape), deltas_OG=deltas)
 
 
 def pack(groups: Groups, out: Bytes | None = None) -> Matrix:

@@ -1,22 +1,23 @@
 """A decoder's weights as its compiled kernels take them, for all modes but float32. Knows no forward pass.
 
 What a file stores in GGUF's blocks may stay as it is; everything else becomes one form. `w4a8` and `w4a16` take Q4_0,
-Q4_1 and Q8_0 as stored, `w8a8` Q8_0, `bfloat16` nothing. The rest becomes Q8_0 where products are of integers, bfloat16
-where they are of floats, and so do q, k and v (or gate and up), which are one product, where they are stored in
+Q4_1 and Q8_0 as stored, `w8a8` and `bfloat16` nothing: of Q8_0, `w8a8` would lose more by activations that cannot be
+mixed than it does by rounding anew. The rest becomes mixed Q8_0 where products are of integers, bfloat16 where they are
+of floats, and so do q, k and v (or gate and up), which are one product, where they are stored in
 different types. Norms and biases stay float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from octavo_worker.kernels.bfloat16 import BFLOAT16
-from octavo_worker.kernels.integer import FORMATS, GROUP, Q8_0, Format
+from octavo_worker.kernels.integer import FORMATS, GROUP, MIXED_Q8_0, Format
 from octavo_worker.kernels.vector import LANES
 from octavo_worker.models.base import Floats, InvalidModel, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint, read_rows, require
@@ -38,8 +39,8 @@ class Keeping:
 
 
 _STORED = frozenset(FORMATS)
-KEEP_W8A8 = Keeping(as_stored=frozenset({Q8_0}), other=Q8_0, convert=quantize)
-KEEP_W4A8 = Keeping(as_stored=_STORED, other=Q8_0, convert=quantize)
+KEEP_W8A8 = Keeping(as_stored=frozenset(), other=MIXED_Q8_0, convert=quantize)
+KEEP_W4A8 = Keeping(as_stored=_STORED, other=MIXED_Q8_0, convert=quantize)
 KEEP_W4A16 = Keeping(as_stored=_STORED, other=BFLOAT16, convert=round_to_shorts)
 KEEP_BFLOAT16 = Keeping(as_stored=frozenset(), other=BFLOAT16, convert=round_to_shorts)
 
@@ -64,6 +65,8 @@ class LayerWeights:
     mlp_norm: Floats
     gate_up: LinearWeights
     down: LinearWeights
+    # What rounding took from `down`, rounded in its turn; added where its errors are heard most, see `refine`.
+    down_rest: LinearWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,8 @@ class PackedWeights:
         linears = [
             linear.matrix.data.nbytes
             for layer in self.layers
-            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down, layer.down_rest)
+            if linear is not None
         ]
         head = 0 if self.head is self.embedding else self.head.data.nbytes
         return sum(linears) + self.embedding.data.nbytes + head
@@ -107,6 +111,24 @@ def read_weights(config: ModelConfig, checkpoint: Checkpoint, *, keeping: Keepin
     head = embedding if config.tie_embeddings else reader.matrix(["lm_head"])
     layers = tuple(reader.layer(index) for index in range(config.num_layers))
     return PackedWeights(embedding=embedding, layers=layers, norm=reader.vector("model.norm"), head=head)
+
+
+def refine(weights: PackedWeights, checkpoint: Checkpoint, layers: Sequence[int]) -> PackedWeights:
+    """Gives the down projections of some layers 16 bits: a second matrix of what the first one's rounding took away.
+
+    Meant for layers that make massive activations (arXiv 2402.17762): a few values of the first token that are
+    thousands of times the others come out of one down projection (the "super weights" of arXiv 2411.07191), and what is
+    wrong there every later token attends to. Matrices that are kept as stored stay as they are.
+    """
+    finer = list(weights.layers)
+    for index in layers:
+        if not finer[index].down.matrix.form.mixed:
+            continue
+        name = f"model.layers.{index}.mlp.down_proj.weight"
+        values = read_rows(checkpoint, [name], checkpoint.shapes[name]).numpy()
+        rest = quantize(values - quantize(values).values()).packed()
+        finer[index] = replace(finer[index], down_rest=LinearWeights(matrix=rest))
+    return replace(weights, layers=tuple(finer))
 
 
 class _Reader:

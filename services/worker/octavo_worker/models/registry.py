@@ -78,9 +78,11 @@ def _load_gguf(path: Path, name: str, precision: str, device: str) -> LoadedMode
     precision = _choose(precision, config, kind, device)
     bundle = gguf_bundle(file)
     _check_vocabulary(bundle, config, str(path))
-    with GgufCheckpoint(file, config) as checkpoint:
+    reopen = partial(GgufCheckpoint, file, config)
+    with reopen() as checkpoint:
         model, config = read_model(config, checkpoint, precision=precision, device=device)
     return LoadedModel(
+        reopen=reopen,
         model=model,
         precision=precision,
         device=device,
@@ -100,9 +102,11 @@ def _load_directory(directory: Path, name: str, precision: str, device: str) -> 
     precision = _choose(precision, config, "", device)
     bundle = TokenizerBundle.from_directory(directory)
     _check_vocabulary(bundle, config, str(directory))
-    with SafetensorsCheckpoint(directory) as checkpoint:
+    reopen = partial(SafetensorsCheckpoint, directory)
+    with reopen() as checkpoint:
         model, config = read_model(config, checkpoint, precision=precision, device=device)
     return LoadedModel(
+        reopen=reopen,
         model=model,
         precision=precision,
         device=device,

@@ -65,7 +65,7 @@ class Arithmetic(Protocol):
 
     @property
     def numerics(self) -> str:
-        """All that the bits of logits depend on beside weights, torch's angles and the instruction set."""
+        """All that the bits of logits depend on beside weights and torch's angles."""
         ...
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -26,6 +27,7 @@ from octavo_worker.verify.base import Verifier
 from octavo_worker.verify.coupled import Coupled
 
 if TYPE_CHECKING:
+    from octavo_worker.models.packed_weights import PackedWeights
     from octavo_worker.runtime.arithmetic import Arithmetic
 
 BLOCK_SIZE = 16
@@ -192,14 +194,28 @@ def _by_stages(loaded: LoadedModel, resources: Resources, arithmetic: Arithmetic
     pool = allocate_pool((num_blocks, one_block), torch.uint8, poison=resources.poison)
     return Computing(
         runner=PackedRunner(
-            config=model, weights=loaded.model, arithmetic=arithmetic, kv=pool, num_threads=resources.num_threads
+            config=model,
+            weights=loaded.model,
+            arithmetic=arithmetic,
+            kv=pool,
+            num_threads=resources.num_threads,
+            refine=partial(_refined, loaded),
         ),
         pool=pool,
         attention_backend=arithmetic.attention_name,
-        # Threads do not matter; torch makes the angles, and the order within a norm's sum is the processor's.
+        # Threads do not matter. Of torch are the powers of the angles, by which instruction set it takes them.
         numerics_id=f"{loaded.precision}-{arithmetic.numerics}-torch-{torch_version()}/{_isa()}",
         exact=True,
     )
+
+
+def _refined(loaded: LoadedModel, weights: PackedWeights, layers: list[int]) -> PackedWeights:
+    if not layers:
+        return weights
+    from octavo_worker.models.packed_weights import refine
+
+    with loaded.reopen() as checkpoint:
+        return refine(weights, checkpoint, layers)
 
 
 _COMPUTING: Mapping[str, Callable[[LoadedModel, Resources], Computing]] = {

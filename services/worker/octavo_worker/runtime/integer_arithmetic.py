@@ -39,7 +39,7 @@ class IntegerRows:
     def take(self, x_TD: Floats, matrix: Matrix) -> Stage:
         """From rows as they are."""
         return quantize_stage(
-            x=x_TD.ctypes.data, stride=x_TD.shape[1], width=self._width, zero=matrix.form.zero, **self._places
+            x=x_TD.ctypes.data, stride=x_TD.shape[1], width=self._width, form=matrix.form, **self._places
         )
 
     def norm(self, x_TD: Floats, weight_D: Floats, eps: float, matrix: Matrix) -> Stage:
@@ -48,7 +48,7 @@ class IntegerRows:
             x=x_TD.ctypes.data,
             stride=x_TD.shape[1],
             width=self._width,
-            zero=matrix.form.zero,
+            form=matrix.form,
             weight=weight_D.ctypes.data,
             eps=eps,
             scratch=self._scratch.ctypes.data,
@@ -60,7 +60,7 @@ class IntegerRows:
         return gate_quantize_stage(
             x=gate_up_TI.ctypes.data,
             width=self._width,
-            zero=matrix.form.zero,
+            form=matrix.form,
             scratch=self._scratch.ctypes.data,
             **self._places,
         )
@@ -69,7 +69,7 @@ class IntegerRows:
         """Their product with a matrix."""
         matrix = linear.matrix
         return matmul_stage(
-            matrix.form,
+            matrix.form.plain,
             weights=matrix.data.ctypes.data,
             num_inputs=matrix.num_inputs,
             num_outputs=matrix.padded_outputs,
@@ -85,7 +85,7 @@ class IntegerArithmetic:
     """Everything in integers but norms, angles, gates and softmax."""
 
     attention_name = "int8"
-    numerics = "kv8-mixed-p16/groups"
+    numerics = "kv8-mixed-p16/mixed-groups"
     attention = Attention(
         mixes_keys=True,
         block_bytes=attention_int8.block_bytes,

@@ -131,6 +131,11 @@ class Forward:
         last = first + self._config.num_kv_heads * self._config.head_dim
         return self._qkv[:num_tokens, first:last].reshape(num_tokens, -1, self._config.head_dim)
 
+    def has_massive(self, num_tokens: int) -> bool:
+        """Whether the residual has massive activations now: over 100, and over 1,000 times the median size."""
+        sizes = np.abs(self._x[:num_tokens])
+        return bool(sizes.max() > max(100.0, 1000.0 * float(np.median(sizes))))
+
     def _queries_and_keys(self, index: int, layer: LayerWeights) -> list[Stage]:
         config = self._config
         return [
@@ -176,5 +181,5 @@ class Forward:
             self._normed.norm(self._x, layer.mlp_norm, self._config.rms_eps, layer.gate_up.matrix),
             self._normed.matmul(layer.gate_up, self._gate_up),
             self._gated.gate(self._gate_up, layer.down.matrix),
-            self._gated.matmul(layer.down, self._x, adds=True),
+            *(self._gated.matmul(linear, self._x, adds=True) for linear in (layer.down, layer.down_rest) if linear),
         ]

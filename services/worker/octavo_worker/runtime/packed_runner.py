@@ -6,7 +6,7 @@ T fed tokens, S wanted positions, D hidden, I feed-forward, N query heads, G key
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -64,9 +64,14 @@ class PackedRunner:
         arithmetic: Arithmetic,
         kv: Tensor,
         num_threads: int,
+        refine: Callable[[PackedWeights, list[int]], PackedWeights] | None = None,
         max_logits_bytes: int = 64 * 1024 * 1024,
     ) -> None:
-        """``kv`` is a pool of bytes, each block as many as the arithmetic's attention says."""
+        """``kv`` is a pool of bytes, each block as many as the arithmetic's attention says.
+
+        ``refine`` gives weights that are more exact in some layers: it is asked to for those that make massive
+        activations.
+        """
         self._config = config
         self._weights = weights
         self._arithmetic = arithmetic
@@ -74,8 +79,11 @@ class PackedRunner:
         self._num_threads = num_threads
         self._rows_at_once = max(1, max_logits_bytes // (4 * config.vocab_size))
         self._positions = _Positions(config)
-        mixes = arithmetic.attention.mixes_keys
-        self._key_means = _typical_keys(config, weights, arithmetic, num_threads) if mixes else None
+        self._key_means: NDArray[np.float32] | None = None
+        if arithmetic.attention.mixes_keys:
+            self._key_means, massive = _look_at_typical(config, weights, arithmetic, num_threads)
+            if refine is not None:
+                self._weights = refine(weights, massive)
         self._forward = self._make_forward(_FEWEST_ROWS)
         self._head = self._make_head(min(_FEWEST_ROWS, self._rows_at_once))
 
@@ -115,10 +123,13 @@ class PackedRunner:
         return Head(self._config, self._weights, self._arithmetic, num_rows=num_rows, threads=self._num_threads)
 
 
-def _typical_keys(
+def _look_at_typical(
     config: ModelConfig, weights: PackedWeights, arithmetic: Arithmetic, num_threads: int
-) -> NDArray[np.float32]:
-    """Means of the keys of some arbitrary tokens, the same at every start: ``[layers, G, H]``."""
+) -> tuple[NDArray[np.float32], list[int]]:
+    """What the model makes of some arbitrary tokens, the same at every start.
+
+    Returns the means of their keys ``[layers, G, H]``, and the layers that make massive activations of them.
+    """
     means = np.zeros((config.num_layers, config.num_kv_heads, config.head_dim), np.float32)
     one_block = arithmetic.attention.block_bytes(config.num_layers, config.num_kv_heads, config.head_dim)
     kv = torch.zeros(_TYPICAL_TOKENS // PAGE, one_block, dtype=torch.uint8)
@@ -133,12 +144,16 @@ def _typical_keys(
     count = np.array([_TYPICAL_TOKENS], np.int32)
     batch = AttnBatch(starts_R=count * 0, num_tokens_R=count, tables_RB=tables_RB, slots_T=positions)
     forward.begin(tokens, rotations, batch)
-    done = 0
+    done, massive, was_massive = 0, list[int](), False
     for layer, last in enumerate(forward.keys_after):
         forward.program.run(_TYPICAL_TOKENS, num_threads, slice(done, last))
         means[layer] = forward.keys(_TYPICAL_TOKENS).mean(axis=0)
-        done = last
-    return means
+        # What the layer before left.
+        is_massive = forward.has_massive(_TYPICAL_TOKENS)
+        if is_massive and not was_massive and layer:
+            massive.append(layer - 1)
+        done, was_massive = last, is_massive
+    return means, massive
 
 
 def _grown(now: int, needed: int) -> int:
