@@ -78,6 +78,8 @@ class SegmentRun:
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL_ONLY
         options.enable_cpu_mem_arena = False  # an arena keeps the largest piece's memory until the session ends
+        # Many small sessions: threads that wait by spinning take the cores from those that work.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def run(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
