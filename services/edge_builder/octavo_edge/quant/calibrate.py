@@ -47,8 +47,7 @@ def quantise_graph(
     segments = cut(graph, starts)
     last = last_reads(segments)
     for index, segment in enumerate(segments):
-        rounded = run.piece(segment)
-        run.forget({name for name in run.kept if last.get(name, -1) <= index})
+        rounded = run.piece(segment, needed={name for name, reader in last.items() if reader > index})
         on_piece(index + 1, len(segments), rounded)
     return run.result()
 
@@ -72,16 +71,10 @@ class _Run:
         self._errors: dict[str, float] = {}
         self._observers = {group: self._observer(group) for group in placement.groups if self._grid(group)}
         self._by_tensor = {name: group for group in self._observers for name in group.tensors}
-        self._kept: set[str] = set()
         self._see_inputs()
 
-    @property
-    def kept(self) -> set[str]:
-        """Tensors that are held for later pieces."""
-        return self._kept
-
-    def piece(self, segment: Segment) -> list[str]:
-        """Round the piece's weights, run it, watch it; names of the weights."""
+    def piece(self, segment: Segment, *, needed: set[str]) -> list[str]:
+        """Round the piece's weights, run it, watch it; names of the weights. Keeps what later pieces need."""
         mine = [w for w in self._placement.weights if segment.start <= w.node < segment.stop]
         grams = self._grams(mine)
         for weight in mine:
@@ -96,15 +89,10 @@ class _Run:
             for name in watched:
                 self._see(name, outputs[name])
             live.update((name, outputs[name]) for name in segment.gives)
-        self._kept.update(segment.gives)
+            # At once: the logits of all batches would be more than the model.
+            for name in live.keys() - needed:
+                del live[name]
         return [weight.name for weight in mine]
-
-    def forget(self, names: set[str]) -> None:
-        """Drop tensors that no later piece reads."""
-        for live in self._live:
-            for name in names:
-                live.pop(name, None)
-        self._kept -= names
 
     def result(self) -> Quantised:
         """Everything, once all pieces are done."""
@@ -210,6 +198,8 @@ def _encoding(group: Group, grid: IntGrid, observer: Observer) -> PerTensor:
 
 
 def _decibels(exact: NDArray[Any], rounded: NDArray[Any]) -> float:
-    noise = float(np.sum((exact - rounded).astype(np.float64) ** 2))
-    signal = float(np.sum(exact.astype(np.float64) ** 2))
+    signal = noise = 0.0
+    for left, right in zip(exact, rounded, strict=True):
+        signal += float(np.sum(np.square(left, dtype=np.float64)))
+        noise += float(np.sum(np.square(left - right, dtype=np.float64)))
     return 10 * math.log10(signal / noise) if signal and noise else math.inf
