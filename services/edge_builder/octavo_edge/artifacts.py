@@ -96,7 +96,7 @@ def source_model(path: Path) -> SourceModel:
 
 
 def carry(source: Path, out: Path) -> None:
-    """Copy what belongs to a model in every form of it: tokenizer, chat template and settings, as far as it has them."""
+    """Copy what belongs to a model in every form: tokenizer, chat template and settings, as far as it has them."""
     for name in CARRIED:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)

@@ -18,7 +18,7 @@ from onnx import ModelProto
 
 from octavo_common.errors import Internal
 from octavo_common.text.bundle import TokenizerBundle
-from octavo_edge.artifacts import AdaptedModel, OptimisedGraph, carry, carry
+from octavo_edge.artifacts import AdaptedModel, OptimisedGraph, carry
 from octavo_edge.graph.feeds import Decoding
 from octavo_edge.graph.metrics import sqnr_db
 from octavo_edge.graph.runtime import OrtModel
@@ -77,7 +77,6 @@ class Optimise:
         decoder = load_decoder(source.path)
         spec = decoder.config.graph_spec(context_length=self.context_length, ars=self.ars)
         write_spec(ctx.out, spec)
-        carry(source.path, ctx.out)
         carry(source.path, ctx.out)
         total = len(spec.ars) * (len(passes) + 1) + len(spec.ars)
         done = 0
