@@ -171,9 +171,7 @@ def test_a_database_that_dies_is_started_again_and_a_stream_only_waits(octavo) -
         assert stream.result is not None
         assert client.jobs.get(stream.job_id).state is JobState.SUCCEEDED
     assert int(pid_file.read_text().split()[0]) != before
-    assert "Tokyo" in octavo.ok(
-        "generate", "What is the capital of Japan?", "--temperature", "0", "--max-tokens", "32"
-    )
+    assert "Tokyo" in octavo.ok("generate", "What is the capital of Japan?", "--temperature", "0", "--max-tokens", "32")
 
 
 def test_ctrl_c_in_generate_cancels_the_job(octavo) -> None:

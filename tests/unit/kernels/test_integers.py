@@ -22,12 +22,18 @@ from octavo_worker.models.packed import pack, quantize, unpack_blocks
 SHAPES = [(1, 64, 16), (3, 32, 48), (9, 96, 5), (41, 192, 33), (70, 1536, 17)]
 
 
-def rows(num_rows, width):
+def rows(num_rows, width, form):
+    num_scales = width // GROUP * form.num_scales
     return SimpleNamespace(
         ints=np.zeros((num_rows, width), np.int8),
-        scales=np.zeros((num_rows, width // GROUP), np.float32),
-        sums=np.zeros((num_rows, width // GROUP), np.int32),
+        scales=np.zeros((num_rows, num_scales), np.float32),
+        sums=np.zeros((num_rows, num_scales), np.int32),
     )
+
+
+def steps(kept):
+    """Of every value, what one more or less of its integer stands for."""
+    return np.repeat(kept.scales, kept.ints.shape[1] // kept.scales.shape[1], axis=1)
 
 
 def places(group_rows):
@@ -37,14 +43,14 @@ def places(group_rows):
 def product(form, matrix, x, *, threads=1, bias=None, start=None):
     """Quantise rows and multiply them, as the engine does it."""
     num_rows, width = x.shape
-    x, kept = np.ascontiguousarray(x), rows(num_rows, width)
+    x, kept = np.ascontiguousarray(x), rows(num_rows, width, form)
     out = np.zeros((num_rows, matrix.padded_outputs), np.float32)
     if start is not None:
         out[:, : start.shape[1]] = start
     stages = [
         quantize_stage(x=x.ctypes.data, stride=width, width=width, form=form, **places(kept)),
         matmul_stage(
-            form.plain, weights=matrix.data.ctypes.data, num_inputs=width, num_outputs=matrix.padded_outputs,
+            form, weights=matrix.data.ctypes.data, num_inputs=width, num_outputs=matrix.padded_outputs,
             out=out.ctypes.data, stride=out.shape[1], adds=start is not None,
             bias=0 if bias is None else bias.ctypes.data, **places(kept),
         ),
@@ -59,24 +65,26 @@ def test_a_product_is_that_of_the_stored_numbers_with_the_rounded_rows(form, num
     raw, weights = stored(form, outputs, inputs)
     x = np.random.default_rng(1).standard_normal((num_rows, inputs)).astype(np.float32)
     found, kept = product(form, pack(unpack_blocks(form, raw)), x)
-    rounded = (kept.ints.reshape(num_rows, -1, GROUP) * kept.scales[:, :, None].astype(np.float64)).reshape(x.shape)
+    rounded = kept.ints * steps(kept).astype(np.float64)
     expected = rounded @ weights.astype(np.float64).T
     size = np.abs(rounded) @ np.abs(weights.astype(np.float64)).T
     assert np.all(np.abs(found - expected) <= 2e-6 * size + 1e-30)
 
 
-def test_rows_are_rounded_as_the_gguf_package_rounds_them() -> None:
+def test_halves_of_groups_are_rounded_as_the_gguf_package_rounds_groups() -> None:
     x = np.random.default_rng(2).standard_normal((7, 96)).astype(np.float32)
-    kept = rows(7, 96)
+    kept = rows(7, 96, integer.Q8_0)
     stage = quantize_stage(x=x.ctypes.data, stride=96, width=96, form=integer.Q8_0, **places(kept))
     Program([stage]).run(7, 1)
-    theirs = dequantize(gguf_quantize(x, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
-    ours = (kept.ints.reshape(7, -1, GROUP) * kept.scales[:, :, None]).reshape(7, 96)
+    # Each half twice, as a group of theirs.
+    doubled = np.repeat(x.reshape(7, -1, 1, 16), 2, axis=2).reshape(7, -1)
+    theirs = dequantize(gguf_quantize(doubled, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
+    theirs = theirs.reshape(7, -1, 2, 16)[:, :, 0].reshape(7, 96)
+    ours, step = kept.ints * steps(kept), steps(kept)
     # They round the scale to float16; a value at a border may fall to the other side.
-    step = np.repeat(kept.scales, GROUP, axis=1)
     assert np.all(np.abs(ours - theirs) <= 1.01 * step)
     assert np.all(np.abs(ours - x) <= 0.5001 * step)
-    assert np.array_equal(kept.sums, -128 * kept.ints.reshape(7, -1, GROUP).sum(axis=2, dtype=np.int32))
+    assert np.array_equal(kept.sums, -128 * kept.ints.reshape(7, -1, 16).sum(axis=2, dtype=np.int32))
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -178,10 +186,10 @@ def test_a_mixed_product_is_that_of_the_mixed_rows_and_weights(num_rows, inputs,
     weights, x = (random.standard_normal((n, inputs)).astype(np.float32) for n in (outputs, num_rows))
     groups = quantize(weights)
     found, kept = product(groups.form, pack(groups), x)
-    rounded = kept.ints.reshape(num_rows, -1, GROUP) * kept.scales[:, :, None].astype(np.float64)
-    assert np.all(np.abs(rounded - _mixed(x).reshape(rounded.shape)) <= 0.501 * kept.scales[:, :, None])
+    rounded = kept.ints * steps(kept).astype(np.float64)
+    assert np.all(np.abs(rounded - _mixed(x)) <= 0.501 * steps(kept))
     matrix = (groups.ints_OI.astype(np.float64) - 128) * np.repeat(groups.deltas_OG.astype(np.float64), GROUP, axis=1)
-    expected, size = rounded.reshape(x.shape) @ matrix.T, np.abs(rounded.reshape(x.shape)) @ np.abs(matrix.T)
+    expected, size = rounded @ matrix.T, np.abs(rounded) @ np.abs(matrix.T)
     assert np.all(np.abs(found - expected) <= 2e-6 * size + 1e-30)
     # x w = (x H) (w H): what is left is rounding.
     assert np.abs(found - x.astype(np.float64) @ weights.T).max() <= 0.05 * np.sqrt(inputs)
@@ -214,7 +222,7 @@ def test_the_embedding_of_a_mixed_matrix_gives_back_its_rows() -> None:
 def test_norm_and_gate_end_in_the_groups_of_their_float64_values() -> None:
     random = np.random.default_rng(8)
     x, weight = random.standard_normal((6, 64)).astype(np.float32), random.standard_normal(64).astype(np.float32)
-    scratch, kept = np.zeros((2, 64), np.float32), rows(6, 64)
+    scratch, kept = np.zeros((2, 64), np.float32), rows(6, 64, integer.Q4_1)
     stage = norm_quantize_stage(
         x=x.ctypes.data, stride=64, width=64, form=integer.Q4_1, weight=weight.ctypes.data, eps=1e-5,
         scratch=scratch.ctypes.data, **places(kept),
@@ -234,8 +242,7 @@ def test_norm_and_gate_end_in_the_groups_of_their_float64_values() -> None:
 
 
 def _close_to_groups(kept, expected) -> None:
-    step = np.repeat(kept.scales, GROUP, axis=1)
-    assert np.all(np.abs(kept.ints * step - expected) <= 0.501 * step)
-    # Weights with minima want s * (sum of p) instead.
-    sums = kept.scales * kept.ints.reshape(*kept.scales.shape, GROUP).sum(axis=2)
-    assert np.array_equal(kept.sums.view(np.float32), sums.astype(np.float32))
+    assert np.all(np.abs(kept.ints * steps(kept) - expected) <= 0.501 * steps(kept))
+    # Weights with minima want s * (sum of p) instead, of both halves together.
+    parts = kept.scales * kept.ints.reshape(*kept.scales.shape, 16).sum(axis=2).astype(np.float32)
+    assert np.array_equal(kept.sums.view(np.float32)[:, ::2], parts[:, ::2] + parts[:, 1::2])

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from octavo_worker.kernels import team
-from octavo_worker.kernels.integer import FORMATS, Format, make_dot_rows
+from octavo_worker.kernels.integer import Format, make_dot_rows
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, ROWS, Stage
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, fetch_add, njit
 
@@ -34,7 +34,7 @@ def _add_bias(a, tile, first, last):  # noqa: ANN001, ANN202 - compiled
 def _kernel(form: Format) -> team.Launcher:
     """The kernel for one format; numba compiles it for its constants."""
     # Numbers alone, or the kernel would not be found again on disk.
-    place, group_bytes = FORMATS.index(form), form.group_bytes
+    place, group_bytes, num_scales = form.place, form.group_bytes, form.num_scales
 
     def grouped_matmul(raw):  # noqa: ANN001, ANN202 - compiled
         a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
@@ -53,7 +53,7 @@ def _kernel(form: Format) -> team.Launcher:
                 row = first
                 while row < last:
                     ints, out = a[INTS] + row * a[INPUTS], a[OUT] + 4 * (row * a[STRIDE] + tile * LANES)
-                    scales, sums = a[SCALES] + 4 * row * groups, a[SUMS] + 4 * row * groups
+                    scales, sums = a[SCALES] + 4 * row * groups * num_scales, a[SUMS] + 4 * row * groups * num_scales
                     if last - row >= 8:
                         _dot_8(place, weights, ints, scales, sums, a[INPUTS], out, a[STRIDE], a[ADDS])
                         row += 8

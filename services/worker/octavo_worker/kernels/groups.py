@@ -60,45 +60,63 @@ def mixed(builder: Any, left: Any, right: Any) -> tuple[Any, Any]:
     return left, right
 
 
-def _make_quantize(*, mixes: bool) -> Any:
-    """An intrinsic that quantises 32 float32 to int8 with one scale: s = max |x| / 127, p = round(x / s), ties to even.
+def _put_rounded(builder: Any, parts: list[Any], ints: Any, scale_at: Any) -> tuple[Any, Any]:
+    """Round vectors to bytes with one scale: s = max |x| / 127, p = round(x / s), ties to even. Returns s, sum of p.
 
-    `(values, ints, scale, total, zero)`, all int64: addresses of the values, of 32 int8, of the scale (float32) and of
-    the group's sum; and the zero point of the weights to come. The sum is what their dot product starts from: int32
-    -zero * (sum of p), or, with zero 0 (weights with minima), float32 s * (sum of p). A value that is no number, or
-    infinite, makes the scale NaN and with it every result of the row.
+    A value that is no number, or infinite, makes the scale NaN and with it every result of the row.
+    """
+    scale, inverse = scaling(builder, peak(builder, parts), ir.Constant(_F32, 127.0))
+    counted = constant(_INTS, 0)
+    for i, part in enumerate(parts):
+        whole = rounded(builder, part, inverse)
+        counted = builder.add(counted, whole)
+        store(builder, builder.trunc(whole, _BYTES), ints, LANES * i)
+    store(builder, scale, scale_at, 0)
+    return scale, call(builder, f"llvm.vector.reduce.add.v{LANES}i32", _I32, [counted])
+
+
+@intrinsic
+def quantize_mixed_group(typingctx: Any, values: Any, ints: Any, scale: Any, total: Any, zero: Any) -> Any:
+    """Quantise 32 float32 times H to int8 with one scale.
+
+    All int64: addresses of the values, of 32 int8, of the scale (float32) and of the sum that the group's dot product
+    starts from, int32 -zero * (sum of p); and the zero point of the weights to come.
     """
 
-    @intrinsic
-    def quantize(typingctx: Any, values: Any, ints: Any, scale: Any, total: Any, zero: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _I8.as_pointer()
-            values, ints, scale_at, total_at = (builder.inttoptr(args[i], pointer) for i in range(4))
-            parts = [load(builder, values, 64 * i, _FLOATS) for i in range(2)]
-            if mixes:
-                parts = list(mixed(builder, *parts))
-            scale, inverse = scaling(builder, peak(builder, parts), ir.Constant(_F32, 127.0))
-            counted = constant(_INTS, 0)
-            for i, part in enumerate(parts):
-                whole = rounded(builder, part, inverse)
-                counted = builder.add(counted, whole)
-                store(builder, builder.trunc(whole, _BYTES), ints, LANES * i)
-            total = call(builder, f"llvm.vector.reduce.add.v{LANES}i32", _I32, [counted])
-            store(builder, scale, scale_at, 0)
-            zero = builder.trunc(args[4], _I32)
-            minus = builder.mul(builder.neg(zero), total)
-            scaled = builder.bitcast(builder.fmul(scale, builder.sitofp(total, _F32)), _I32)
-            has_minima = builder.icmp_signed("==", zero, ir.Constant(_I32, 0))
-            store(builder, builder.select(has_minima, scaled, minus), total_at, 0)
-            return context.get_dummy_value()
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, ints, scale, total = (builder.inttoptr(args[i], _I8.as_pointer()) for i in range(4))
+        parts = mixed(builder, *(load(builder, values, 4 * LANES * i, _FLOATS) for i in range(2)))
+        _, counted = _put_rounded(builder, list(parts), ints, scale)
+        store(builder, builder.mul(builder.neg(builder.trunc(args[4], _I32)), counted), total, 0)
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), codegen
-
-    return quantize
+    return types.void(*[types.int64] * 5), codegen
 
 
-quantize_group = _make_quantize(mixes=False)
-quantize_mixed_group = _make_quantize(mixes=True)
+@intrinsic
+def quantize_halves(typingctx: Any, values: Any, ints: Any, scales: Any, totals: Any, zero: Any) -> Any:
+    """Quantise 32 float32 to int8 with a scale for each 16, which is what activations that cannot be mixed need.
+
+    All int64, as of `quantize_mixed_group`, with two scales and two sums. With zero 0 (weights with minima) the sums
+    are floats instead: the first is s * (sum of p) of both halves together.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, ints, scales, totals = (builder.inttoptr(args[i], _I8.as_pointer()) for i in range(4))
+        zero = builder.trunc(args[4], _I32)
+        offset, sums = ir.Constant(_F32, 0.0), list[Any]()
+        for half in range(2):
+            part = load(builder, values, 4 * LANES * half, _FLOATS)
+            place = builder.gep(ints, [ir.Constant(_I32, LANES * half)])
+            scale, counted = _put_rounded(builder, [part], place, builder.gep(scales, [ir.Constant(_I32, 4 * half)]))
+            offset = builder.fadd(offset, builder.fmul(scale, builder.sitofp(counted, _F32)))
+            sums.append(builder.mul(builder.neg(zero), counted))
+        has_minima = builder.icmp_signed("==", zero, ir.Constant(_I32, 0))
+        store(builder, builder.select(has_minima, builder.bitcast(offset, _I32), sums[0]), totals, 0)
+        store(builder, sums[1], totals, 4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
 
 
 @intrinsic

@@ -1,7 +1,7 @@
 """Pieces of integer arithmetic for numba kernels: dot products of bytes in groups of 32 with a scale each.
 
 The scheme is llama.cpp's: a group of 32 weights shares a scale (and, in Q4_1, a minimum), and so does a group of 32
-activations. With weights w = d q + m and activations x = s p,
+activations, or each half of it (see `groups`). With weights w = d q + m and activations x = s p,
 
     sum over the group of w x  =  d s (sum of q p)  +  m s (sum of p).
 
@@ -46,9 +46,14 @@ class Format:
     mixed: bool = False
 
     @property
-    def plain(self) -> Format:
-        """The same layout without the mixing, which a product need not know of."""
-        return replace(self, name=self.name.removeprefix("mixed_"), mixed=False)
+    def num_scales(self) -> int:
+        """Scales of a group of activations: one if it is mixed, else one for each half."""
+        return 1 if self.mixed else 2
+
+    @property
+    def place(self) -> int:
+        """Its place among all formats: numbers alone may stand in a kernel that is to be found again on disk."""
+        return _ALL.index(self)
 
     @property
     def group_bytes(self) -> int:
@@ -67,6 +72,7 @@ Q4_1 = Format(name="q4_1", bits=4, zero=0, has_minima=True)
 FORMATS = (Q8_0, Q4_0, Q4_1)
 # What floats become: mixed, so that one large value does not make the steps of its group coarse.
 MIXED_Q8_0 = replace(Q8_0, name="mixed_q8_0", mixed=True)
+_ALL = (*FORMATS, MIXED_Q8_0)
 
 
 def has_vnni() -> bool:
@@ -180,10 +186,14 @@ def group_scales(builder: Any, base: Any, form: Format) -> tuple[Any, Any]:
     return deltas, builder.fpext(load(builder, base, at + 2 * LANES, _HALVES), _FLOATS) if form.has_minima else None
 
 
-def scaled_group(builder: Any, lanes: tuple[Any, Any], total: Any, scale: Any, offset: Any, result: Any) -> Any:
-    """A row's result so far + a group's sums times the scales: the same operations for whoever made the sums."""
+def scaled_group(
+    builder: Any, lanes: tuple[Any, Any], totals: list[Any], scales: list[Any], offset: Any, result: Any
+) -> Any:
+    """A row's result so far + a group's sums times their scales."""
     deltas, minima = lanes
-    scaled = builder.fmul(builder.sitofp(total, _FLOATS), scale)
+    scaled = builder.fmul(builder.sitofp(totals[0], _FLOATS), scales[0])
+    for total, scale in zip(totals[1:], scales[1:], strict=True):
+        scaled = fma(builder, builder.sitofp(total, _FLOATS), scale, scaled)
     result = fma(builder, scaled, deltas, result)
     return result if minima is None else fma(builder, minima, offset, result)
 
@@ -204,10 +214,10 @@ def put_results(builder: Any, results: list[Any], out: Any, stride: Any, adds: A
 def make_dot_rows(num_rows: int) -> Any:
     """An intrinsic for one tile and so many rows.
 
-    `(form, weights, ints, scales, sums, num_inputs, out, out_stride, adds)`: the format's place in FORMATS, a constant
+    `(form, weights, ints, scales, sums, num_inputs, out, out_stride, adds)`: the format's `place`, a constant
     when the kernel is compiled; the rest int64: addresses, numbers of elements, and whether `out` (float32 [rows, 16],
     rows `out_stride` apart) is added to or written. Rows of `ints` (int8) are num_inputs apart, those of `scales` and
-    `sums` num_inputs / 32: see `quantize`.
+    `sums` num_inputs / 32 times the format's number of scales: see `groups`.
     """
 
     @intrinsic
@@ -226,14 +236,14 @@ def make_dot_rows(num_rows: int) -> Any:
         # A kernel that had the format itself would not be found again on disk: objects have no lasting name.
         if not isinstance(place, types.IntegerLiteral):
             return None
-        form = FORMATS[place.literal_value]
+        form = _ALL[place.literal_value]
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer, args = _I8.as_pointer(), args[1:]
             weights, ints, scales, sums, out = (builder.inttoptr(args[i], pointer) for i in (0, 1, 2, 3, 5))
             num_inputs, stride, adds = args[4], args[6], args[7]
             num_groups = builder.udiv(num_inputs, int64(GROUP))
-            row_bytes = builder.mul(num_groups, int64(4))
+            row_bytes = builder.mul(num_groups, int64(4 * form.num_scales))
 
             def starts(base: Any, step: Any) -> list[Any]:
                 return [builder.gep(base, [builder.mul(step, int64(row))]) for row in range(num_rows)]
@@ -243,19 +253,30 @@ def make_dot_rows(num_rows: int) -> Any:
             base = builder.gep(weights, [builder.mul(loop.index, int64(form.group_bytes))])
             vectors, lanes = group_vectors(builder, base, form), group_scales(builder, base, form)
             in_row = builder.mul(loop.index, int64(GROUP))
-            in_group = builder.mul(loop.index, int64(4))
+            in_group = builder.mul(loop.index, int64(4 * form.num_scales))
             words = [builder.gep(row, [in_row]) for row in rows]
-            kind = _F32 if form.has_minima else _I32
-            offsets = [splat(builder, load(builder, place, in_group, kind)) for place in row_sums]
-            totals = [constant(_INTS, 0) if form.has_minima else offset for offset in offsets]
+
+            def of_group(places: list[Any], kind: Any) -> list[list[Any]]:
+                starts = [builder.gep(place, [in_group]) for place in places]
+                return [
+                    [splat(builder, load(builder, start, 4 * part, kind)) for part in range(form.num_scales)]
+                    for start in starts
+                ]
+
+            # With minima the first is all of the group's.
+            offsets = of_group(row_sums, _F32 if form.has_minima else _I32)
+            totals = [[constant(_INTS, 0)] * form.num_scales if form.has_minima else list(row) for row in offsets]
             # Row after row for each vector: a row's eight products wait for each other, those of the rows do not.
             for j, vector in enumerate(vectors):
+                part = j * form.num_scales // len(vectors)
                 for row, word in enumerate(words):
-                    totals[row] = dot4(builder, totals[row], vector, splat(builder, load(builder, word, 4 * j, _I32)))
-            grown: list[Any] = []
-            for row, total in enumerate(totals):
-                scale = splat(builder, load(builder, row_scales[row], in_group, _F32))
-                grown.append(scaled_group(builder, lanes, total, scale, offsets[row], loop.carried[row]))
+                    four = splat(builder, load(builder, word, 4 * j, _I32))
+                    totals[row][part] = dot4(builder, totals[row][part], vector, four)
+            of_rows = zip(totals, of_group(row_scales, _F32), offsets, loop.carried, strict=True)
+            grown = [
+                scaled_group(builder, lanes, total, scales, offset[0], result)
+                for total, scales, offset, result in of_rows
+            ]
             loop.close(grown)
             put_results(builder, grown, out, stride, adds)
             return context.get_dummy_value()

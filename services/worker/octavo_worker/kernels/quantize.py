@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from octavo_worker.kernels import team
-from octavo_worker.kernels.groups import quantize_group, quantize_mixed_group
+from octavo_worker.kernels.groups import quantize_halves, quantize_mixed_group
 from octavo_worker.kernels.integer import GROUP, Format, gate_group
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, ROWS, Stage
 from octavo_worker.kernels.rows import sum_of_squares
@@ -25,11 +25,11 @@ def _quantize_row(a, values, row):  # noqa: ANN001, ANN202 - compiled
     groups = a[WIDTH] // GROUP
     for group in range(groups):
         at, group_at = row * groups + group, values + 4 * GROUP * group
-        ints, scale, total = a[INTS] + GROUP * at, a[SCALES] + 4 * at, a[SUMS] + 4 * at
+        ints = a[INTS] + GROUP * at
         if a[MIXES]:
-            quantize_mixed_group(group_at, ints, scale, total, a[ZERO])
+            quantize_mixed_group(group_at, ints, a[SCALES] + 4 * at, a[SUMS] + 4 * at, a[ZERO])
         else:
-            quantize_group(group_at, ints, scale, total, a[ZERO])
+            quantize_halves(group_at, ints, a[SCALES] + 8 * at, a[SUMS] + 8 * at, a[ZERO])
 
 
 @njit(nogil=True, error_model="numpy")

@@ -22,8 +22,9 @@ class IntegerRows:
     def __init__(self, num_rows: int, width: int, num_threads: int) -> None:
         self._width = width
         self._ints = np.zeros((num_rows, width), np.int8)
-        self._scales = np.zeros((num_rows, width // GROUP), np.float32)
-        self._sums = np.zeros((num_rows, width // GROUP), np.int32)
+        # As many as any format wants.
+        self._scales = np.zeros((num_rows, 2 * width // GROUP), np.float32)
+        self._sums = np.zeros((num_rows, 2 * width // GROUP), np.int32)
         self._scratch = np.zeros((num_threads, width), np.float32)
         self._places = {
             "ints": self._ints.ctypes.data,
@@ -69,7 +70,7 @@ class IntegerRows:
         """Their product with a matrix."""
         matrix = linear.matrix
         return matmul_stage(
-            matrix.form.plain,
+            matrix.form,
             weights=matrix.data.ctypes.data,
             num_inputs=matrix.num_inputs,
             num_outputs=matrix.padded_outputs,
@@ -85,7 +86,7 @@ class IntegerArithmetic:
     """Everything in integers but norms, angles, gates and softmax."""
 
     attention_name = "int8"
-    numerics = "kv8-mixed-p16/mixed-groups"
+    numerics = "kv8-mixed-p16/mixed-groups-16"
     attention = Attention(
         mixes_keys=True,
         block_bytes=attention_int8.block_bytes,
