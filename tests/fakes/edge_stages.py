@@ -97,6 +97,7 @@ class World:
 
     folder: Path
     text: str = "the quick brown fox"
+    builder: str = "1"
     cancellation: Cancellation = field(default_factory=Cancellation)
     runs: list = field(default_factory=list)
     progress: list = field(default_factory=list)
@@ -122,6 +123,7 @@ class World:
                 on_progress=self.progress.append,
                 on_stage=self.runs.append,
                 held=held,
+                builder=self.builder,
             )
             artifact = stages.run(source_model(self.source_file), around)
             return json.loads((artifact.path / "total.json").read_text())

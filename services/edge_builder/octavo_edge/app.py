@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from octavo_common.clock import Clock
 from octavo_common.errors import Cancelled, InvalidArgument, NotFound, OctavoError
 from octavo_edge.artifacts import AdaptedModel, CompiledBlob, QuantisedGraph, SourceModel, source_model
 from octavo_edge.deliver import check_place, deliver, retract, tree
+from octavo_edge.fingerprint import builder_fingerprint
 from octavo_edge.pipeline import Pipeline, StageRun, Surroundings, pipeline
 from octavo_edge.recipe import Recipe
 from octavo_edge.recipe_file import to_plain
@@ -105,14 +106,17 @@ def build(
             on_progress=on_progress,
             on_stage=ended,
             held=held,
+            builder=builder_fingerprint(),
         )
         try:
             stages.run(source, around)
         except Cancelled:
             raise
         except OctavoError as error:
-            if runs:
-                deliver(failed, copies={}, texts=_report_files(told(f"failed: {error.message}")))
+            # A report that finds no place (somebody's directory has that name, the disk is full) hides no reason.
+            with suppress(OctavoError, OSError):
+                if runs:
+                    deliver(failed, copies={}, texts=_report_files(told(f"failed: {error.message}")))
             raise
         report = told(str(runs[-1].report.outcome.details["outcome"]))
         deliver(request.out, copies=_files_of(runs), texts=_report_files(report))
@@ -135,10 +139,12 @@ def assemble(request: BuildRequest, source: SourceModel, target: Target) -> Pipe
     if missing := target.missing():
         raise TargetUnavailable(f"{request.target} cannot compile here: {'; '.join(missing)}", param="target")
     _check_lengths(request.ars, request.context_length, limit=check_source(source.path))
+    quantise = Quantise(recipe=request.recipe)
+    quantise.check(target.profile)
     return (
         pipeline(Adapt(context_length=request.context_length))
         .then(Optimise(context_length=request.context_length, ars=request.ars))
-        .then(Quantise(recipe=request.recipe))
+        .then(quantise)
         .then(Compile(target=target))
     )
 
@@ -154,6 +160,12 @@ def _check_lengths(ars: Sequence[int], context_length: int, *, limit: int) -> No
         raise InvalidArgument(
             f"--ar {','.join(map(str, ars))} does not fit a context of {context_length} tokens",
             hint="numbers from 1 to one less than the context's, each once: --ar 128,1",
+            param="ar",
+        )
+    if max(ars) < 2:
+        raise InvalidArgument(
+            "--ar 1 alone cannot be judged: a prediction is compared with the token after it, in one call",
+            hint="a larger graph too, which also reads prompts faster: --ar 128,1",
             param="ar",
         )
 

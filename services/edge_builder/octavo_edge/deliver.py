@@ -21,15 +21,15 @@ def check_place(out: Path) -> None:
     Raises:
         InvalidArgument: There is something else, or nothing may be written there.
     """
-    above = next(folder for folder in out.absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise InvalidArgument(f"{out} cannot be made: nothing may be written in {above}", param="out")
     if out.is_mount():
         raise InvalidArgument(
             f"{out} is where a disk is mounted, which cannot be replaced as a whole",
             hint="give a directory inside it with --out",
             param="out",
         )
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"{out} cannot be made: nothing may be written in {above}", param="out")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
@@ -51,7 +51,7 @@ def deliver(out: Path, *, copies: Mapping[str, Path], texts: Mapping[str, str]) 
     partial, before = (out.with_name(f".{out.name}.{os.getpid()}.{word}") for word in ("partial", "before"))
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        with told_when_full(out, "the build"):
+        with told_when_full(out, "the build", option="--out"):
             partial.mkdir(parents=True)
             for name, source in copies.items():
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)

@@ -55,8 +55,11 @@ class NamedLocks:
         """Unlock, and remove the file if no other holds it."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (self._folder / f"{name}.lock").unlink(missing_ok=True)
-        except BlockingIOError:
-            pass  # other readers hold it
+            # From shared to alone is no single step: others may have put a new file there, which is theirs.
+            path = self._folder / f"{name}.lock"
+            if path.stat().st_ino == os.fstat(file).st_ino:
+                path.unlink()
+        except (BlockingIOError, FileNotFoundError):
+            pass  # other readers hold it, or it is gone
         finally:
             os.close(file)

@@ -69,6 +69,8 @@ class Surroundings:
     on_stage: Callable[[StageRun], None]
     # Closed by the caller when it has read what it wants: until then the artifacts stay, whoever collects garbage.
     held: ExitStack
+    # Of the code that the stages are made of: another one makes everything anew.
+    builder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +107,14 @@ def pipeline(first: Stage[A, B]) -> Pipeline[A, B]:
     return Pipeline((first,))
 
 
-def result_digest(stage: Stage[Any, Any], source: Artifact) -> str:
-    """The name of what a stage makes of a source."""
-    return joined_digest(stage.name, stage.cache_key, source.digest)
+def result_digest(stage: Stage[Any, Any], source: Artifact, builder: str) -> str:
+    """The name of what a stage of a builder makes of a source."""
+    return joined_digest(builder, stage.name, stage.cache_key, source.digest)
 
 
 def _obtain(stage: Stage[Any, Any], source: Artifact, around: Surroundings) -> StageRun:
     """The stage's result from the store, made first if it is not there."""
-    digest, cached = result_digest(stage, source), True
+    digest, cached = result_digest(stage, source, around.builder), True
 
     def pause() -> None:
         around.cancellation.wait(_LOCK_TRY_S)

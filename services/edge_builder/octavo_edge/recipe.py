@@ -9,7 +9,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from octavo_common.errors import InvalidArgument
 
@@ -150,9 +150,9 @@ class Recipe:
     gates: Gates = field(default_factory=Gates)
 
     def fingerprint(self) -> str:
-        """sha256 over what decides the result: not the name, not the gates, and the paths of texts, not their words."""
-        values = asdict(self) | {"recipe": [{"name": step.name, **asdict(step)} for step in self.recipe]}
-        del values["name"], values["gates"]
+        """sha256 over what decides the result, but the words of texts: not the name, the gates or where texts are."""
+        values: dict[str, Any] = asdict(self) | {"recipe": [{"name": step.name, **asdict(step)} for step in self.recipe]}
+        del values["name"], values["gates"], values["calibration"]["texts"], values["evaluation"]["texts"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -28,7 +28,7 @@ class StageEntry:
 class BuildReport:
     """One build: what was asked, how it ended and what every stage said.
 
-    ``outcome`` is the target's, or ``failed: ...`` with the error's sentence, or ``cancelled``.
+    ``outcome`` is the target's, or ``failed: ...`` with the error's sentence.
     """
 
     model: str
@@ -47,7 +47,7 @@ def report_to_json(report: StageReport) -> dict[str, Any]:
     # Metrics may come as NumPy's scalars.
     outcome["metrics"] = {key: float(value) for key, value in outcome["metrics"].items()}
     outcome["worst"] = [{"tensor": loss.tensor, "sqnr_db": float(loss.sqnr_db)} for loss in report.outcome.worst]
-    return _finite(values)
+    return finite(values)
 
 
 def report_from_json(values: Mapping[str, Any]) -> StageReport:
@@ -68,7 +68,7 @@ def report_from_json(values: Mapping[str, Any]) -> StageReport:
 
 def build_to_json(build: BuildReport) -> dict[str, Any]:
     """The build's document."""
-    return _finite(
+    return finite(
         {
             "format": FORMAT,
             "version": VERSION,
@@ -97,12 +97,12 @@ def _entry_to_json(entry: StageEntry) -> dict[str, Any]:
     return report_to_json(entry.report) | {"cached": entry.cached, "gates": gates}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The value without the floats that JSON lacks, and with lists for tuples."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

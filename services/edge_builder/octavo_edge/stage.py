@@ -151,7 +151,7 @@ class StageReport:
 
 
 class Stage(Protocol[In, Out]):
-    """One step from artifact to artifact. The same cache key and source give the same result."""
+    """One step from artifact to artifact. The same builder, cache key and source give the same result."""
 
     @property
     def name(self) -> str:
@@ -165,7 +165,7 @@ class Stage(Protocol[In, Out]):
 
     @property
     def cache_key(self) -> str:
-        """Everything besides the source that decides what it makes: version of its code, settings. Not the gates."""
+        """All settings that decide what it makes; not the gates. The builder's code is in every name already."""
         ...
 
     @property

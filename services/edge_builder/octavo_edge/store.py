@@ -202,8 +202,8 @@ class ArtifactStore:
 
 
 @contextmanager
-def told_when_full(folder: Path, what: str) -> Iterator[None]:
-    """Name a full disk as what it is, whichever library met it."""
+def told_when_full(folder: Path, what: str, *, option: str = "--store") -> Iterator[None]:
+    """Name a full disk as what it is, whichever library met it; ``option`` is what chooses another."""
     try:
         yield
     except space.NoSpace:
@@ -213,7 +213,7 @@ def told_when_full(folder: Path, what: str) -> Iterator[None]:
         if not (space.says_full(error) or space.says_full(str(error))):
             raise
         full = space.no_space(folder, None, what)
-        raise space.NoSpace(full.message, hint="free some, or choose another disk with --store") from error
+        raise space.NoSpace(full.message, hint=f"free some, or choose another disk with {option}") from error
 
 
 def _to_disk(path: Path) -> None:

@@ -119,6 +119,12 @@ def test_a_gate_that_fails_is_told_and_keeps_all(place, built):
     # Fails at once, without another run.
     assert ends(told) == [(stage, True) for stage in STAGES[:3]]
 
+    # Somebody's own directory of that name stays, and hides no reason.
+    (place.folder / "mine-failed").mkdir()
+    (place.folder / "mine-failed" / "notes.txt").write_text("words")
+    assert place.build("mine", recipe="strict.yaml")[0] == 3
+    assert [path.name for path in (place.folder / "mine-failed").iterdir()] == ["notes.txt"]
+
     # A build that is good enough takes the place of the report.
     assert place.build("strict")[0] == 0
     assert (place.folder / "strict" / "ar8.onnx").exists()

@@ -48,6 +48,11 @@ def test_a_recipe_with_an_unknown_key(tmp_path, refused, checkpoint):
     assert line.startswith("octavo-edge: recipe: there is no key 'precision.lm_hed' - did you mean 'lm_head'?")
 
 
+def test_a_text_that_cannot_be_read(tmp_path, refused, checkpoint):
+    (tmp_path / "mine.yaml").write_text("calibration: {texts: [absent.txt]}")
+    assert "absent.txt cannot be read" in refused(checkpoint, *SMALL, "--recipe", "mine.yaml")
+
+
 def test_no_model(refused):
     assert "there is no model at absent" in refused("absent", *SMALL)
 
@@ -63,7 +68,7 @@ def test_a_context_longer_than_the_models(tmp_path, refused, checkpoint):
     assert "64" in line
 
 
-@pytest.mark.parametrize("ar", ["32,1", "0", "8,8"])
+@pytest.mark.parametrize("ar", ["32,1", "0", "8,8", "1"])
 def test_graphs_that_do_not_fit_the_context(tmp_path, refused, checkpoint, ar):
     assert "--ar" in refused(checkpoint, *SMALL, "--ar", ar)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from octavo_edge.quant import grid as grids
-from octavo_edge.quant import weights
+from octavo_edge.quant import seqmse, weights
 
 WEIGHTS = npst.arrays(np.float32, (3, 64), elements=st.floats(-100, 100, width=32))
 
@@ -33,6 +33,18 @@ def test_weights_lie_on_the_channels_eight_bit_grid(weight):
     np.testing.assert_allclose(
         weights.to_floats(integers, scales), on_eight_bits * scales.channel[:, None], rtol=1e-6, atol=0
     )
+
+
+def test_a_block_of_zeros_costs_the_others_nothing():
+    rng = np.random.default_rng(4)
+    weight = (0.05 * rng.normal(size=(4, 64))).astype(np.float32)
+    alone = weights.lpbq_scales(weight[:, 16:], grids.INT4, 16)
+    weight[:, :16] = 0
+    for scales in (
+        weights.lpbq_scales(weight, grids.INT4, 16),
+        seqmse.search_lpbq(weight, np.eye(64), grids.INT4, 16, num_candidates=1),
+    ):
+        np.testing.assert_array_equal(scales.channel, alone.channel)
 
 
 def test_it_lies_between_one_scale_a_channel_and_free_scales():

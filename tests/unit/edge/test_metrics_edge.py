@@ -56,6 +56,11 @@ def test_equal_arrays_are_without_noise_and_numbers_that_are_none_are_all_noise(
     assert sqnr_db(np.zeros(4, np.float32), np.ones(4, np.float32)) == -math.inf
 
 
+def test_a_model_that_is_sure_of_the_wrong_tokens_is_infinitely_perplexed():
+    logits = np.array([[0.0, 1e4]], np.float32)
+    assert perplexity(logits, np.array([0])) == math.inf
+
+
 def test_an_offset_of_a_whole_row_is_no_error_of_its_probabilities():
     reference, _ = pair(1)
     shifted = reference.astype(np.float64) + 5.0

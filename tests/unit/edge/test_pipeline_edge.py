@@ -17,6 +17,7 @@ from fakes.edge_stages import Lengths, Total, Words, World, counting
 
 from octavo_common.errors import Cancelled
 from octavo_common.space import NoSpace
+from octavo_edge.fingerprint import builder_fingerprint
 from octavo_edge.pipeline import GateFailed
 from octavo_edge.stage import Gate
 
@@ -44,6 +45,26 @@ def test_another_setting_of_a_stage_makes_it_and_those_behind_it_anew(tmp_path):
     world.run(counting())
     world.run(counting(lengths=Lengths(cache_key="2")))
     assert [run.cached for run in world.runs[3:]] == [True, False, False]
+
+
+def test_another_builder_makes_all_anew(tmp_path):
+    World(tmp_path).run(counting())
+    world = World(tmp_path, builder="2")
+    assert world.run(counting()) == TOTAL
+    assert [run.cached for run in world.runs] == [False] * 3
+
+
+def test_a_builder_is_another_one_as_soon_as_its_code_is(tmp_path):
+    (tmp_path / "part").mkdir()
+    code = tmp_path / "part" / "code.py"
+    code.write_text("SCALE = 1\n")
+    before = builder_fingerprint([tmp_path])
+    (tmp_path / "code.pyc").write_bytes(b"what the interpreter keeps")
+    assert builder_fingerprint([tmp_path]) == before
+    code.write_text("SCALE = 2\n")
+    changed = builder_fingerprint([tmp_path])
+    code.rename(tmp_path / "code.py")
+    assert len({before, changed, builder_fingerprint([tmp_path]), builder_fingerprint()}) == 4
 
 
 def test_another_source_makes_all_anew(tmp_path):
@@ -282,7 +303,7 @@ right: Pipeline[SourceModel, QuantisedGraph] = pipeline(Words()).then(Lengths())
 
 
 def types_of(tmp_path: Path, code: str) -> str:
-    pytest.importorskip("basedpyright", reason="the type checker comes with the tools of developers")
+    pytest.importorskip("basedpyright", reason="basedpyright is not installed")
     file = tmp_path / "snippet.py"
     file.write_text(textwrap.dedent(code))
     settings = tmp_path / "pyrightconfig.json"

@@ -1,18 +1,24 @@
 """QDQ graphs: run by ONNX Runtime, compared with its own quantiser and with weights rounded by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
 from unit.edge.quant_toy import W8, batches, logits, plan, quantise_toy, sequences, write_toy
 
 from octavo_edge.graph.metrics import mean_kl, sqnr_db
+from octavo_edge.graph.runtime import OrtGraph
+from octavo_edge.graph.weights import WeightsWriter
+from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.grid import INT4, INT8, UINT16
-from octavo_edge.quant.placement import place
+from octavo_edge.quant.placement import WeightKind, place
 from octavo_edge.quant.plan import WeightPlan
-from octavo_edge.quant.topology import Topology
+from octavo_edge.quant.qdq import write_qdq
+from octavo_edge.quant.topology import Topology, corresponding_names
 from octavo_edge.recipe import Granularity
 
 CALIBRATION = sequences(1, 32)
@@ -154,6 +160,25 @@ def test_four_bit_weights_run_as_they_are_simulated(toy, tmp_path, exact, granul
     assert sqnr_db(exact, ours) < 30
 
 
+def test_a_bias_is_kept_on_the_scale_of_its_channel(tmp_path):
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(4, 8, 1, 1)).astype(np.float32), rng.normal(size=4).astype(np.float32)
+    weight[2] *= 0.01
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], "conv")
+    ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, c, 1, 5])] for n, c in (("x", 8), ("y", 4))]
+    constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(bias, "b")]
+    model = helper.make_model(helper.make_graph([node], "g", *ends, constants), ir_version=10)
+    model.opset_import[0].version = 21
+    onnx.save(model, tmp_path / "float.onnx")
+    graph, feeds = Topology(tmp_path / "float.onnx"), {"x": rng.normal(size=(1, 8, 1, 5)).astype(np.float32)}
+    quantised = quantise_graph(graph, place(graph), plan(), [feeds], lambda *_: None)
+    with WeightsWriter(tmp_path) as data:
+        write_qdq(graph, quantised, corresponding_names(graph, graph), tmp_path / "qdq.onnx", data)
+    exact, ours = (OrtGraph(tmp_path / f"{form}.onnx").run(feeds)["y"] for form in ("float", "qdq"))
+    for channel in range(4):
+        assert sqnr_db(exact[0, channel], ours[0, channel]) > 30
+
+
 def test_search_and_feedback_beat_minmax_at_four_bits(toy, tmp_path, exact):
     losses = {}
     for name, extra in (("minmax", {}), ("seqmse", {"num_candidates": 20}), ("gptq", {"feedback": True})):
@@ -162,6 +187,16 @@ def test_search_and_feedback_beat_minmax_at_four_bits(toy, tmp_path, exact):
         losses[name] = mean_kl(exact, logits(tmp_path / name, HELD_OUT))
     assert losses["seqmse"] < losses["minmax"]
     assert losses["gptq"] < losses["minmax"]
+
+
+def test_a_table_that_stays_float_fits_its_grid_with_all_rows(toy, tmp_path):
+    asked = plan()
+    asked = replace(asked, weights={kind: w for kind, w in asked.weights.items() if kind is not WeightKind.EMBEDDING})
+    graph, quantised = quantise_toy(toy, tmp_path, asked, [[7] * 16])
+    (looked_up,) = (node.output[0] for node in graph.nodes if node.op_type == "Gather")
+    encoding, table = quantised.activations[looked_up], graph.constant("embed")
+    lowest, highest = ((q - encoding.zero_point) * encoding.scale for q in (0, 65535))
+    assert lowest <= table.min() and highest >= table.max()
 
 
 def test_grids_of_activations_have_sixteen_unsigned_bits(w8a16):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_edge.recipe import (
@@ -66,6 +66,7 @@ recipes = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(recipes)
 def test_what_is_written_is_read_back(recipe):
     again = from_yaml(to_yaml(recipe), name="another")
@@ -108,6 +109,8 @@ def test_name_and_gates_do_not_change_what_is_built():
     texts = ("name: a", "gates: {min_sqnr_db: 20}", "name: b")
     assert len({from_yaml(text).fingerprint() for text in texts}) == 1
     assert from_yaml("calibration: {num_windows: 61}").fingerprint() != from_yaml("").fingerprint()
+    places = [from_yaml("calibration: {texts: [a.txt]}", folder=Path(folder)) for folder in ("/one", "/two")]
+    assert len({recipe.fingerprint() for recipe in places}) == 1
 
 
 @pytest.mark.parametrize(

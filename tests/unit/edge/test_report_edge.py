@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_common.errors import InvalidArgument
@@ -51,6 +51,7 @@ def strict(document):
     return json.loads(json.dumps(document), parse_constant=refuse)
 
 
+@settings(deadline=None)
 @given(reports)
 def test_what_is_kept_is_read_back(report):
     assert report_from_json(strict(report_to_json(report))) == report
@@ -103,6 +104,7 @@ def built(entries, outcome="compiled+run"):
     )
 
 
+@settings(deadline=None)
 @given(st.lists(reports, max_size=3))
 def test_the_page_is_whole_and_runs_nothing(found):
     entries = [StageEntry(report=report, cached=True, gates=(Gate(metric="sqnr_db", at_least=20),)) for report in found]

@@ -74,8 +74,11 @@ def mean_nll(logits: Floats, targets: NDArray[np.integer[Any]]) -> float:
 
 
 def perplexity(logits: Floats, targets: NDArray[np.integer[Any]]) -> float:
-    """Exp of the mean negative log likelihood."""
-    return math.exp(mean_nll(logits, targets))
+    """Exp of the mean negative log likelihood; infinite where that is beyond a float."""
+    try:
+        return math.exp(mean_nll(logits, targets))
+    except OverflowError:
+        return math.inf
 
 
 def _decibels(signal: float, noise: float) -> float:

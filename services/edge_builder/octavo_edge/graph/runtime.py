@@ -14,7 +14,7 @@ from octavo_edge.graph.spec import GraphSpec, graph_file, read_spec
 
 __all__ = ["OrtGraph", "OrtModel"]
 
-_FATAL_ONLY = 3  # warnings of ONNX Runtime are about its own optimiser
+_ERRORS_ONLY = 3  # warnings of ONNX Runtime are about its own optimiser
 
 
 class OrtGraph:
@@ -24,7 +24,7 @@ class OrtGraph:
         """`num_threads` 0 takes all cores. Without `optimise` the nodes run as they stand in the file."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = num_threads
-        options.log_severity_level = _FATAL_ONLY
+        options.log_severity_level = _ERRORS_ONLY
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
         self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

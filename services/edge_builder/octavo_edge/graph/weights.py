@@ -6,7 +6,6 @@ What a device can share between graphs it shares by content, so content is what 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-__all__ = ["WEIGHTS_FILE", "Place", "WeightsWriter", "external_place", "place_of", "point_at", "read_external"]
+__all__ = ["WEIGHTS_FILE", "Place", "WeightsWriter", "point_at"]
 
 WEIGHTS_FILE = "weights.data"
 _ALIGNMENT = 4096  # a page: readers map the file
@@ -77,23 +76,3 @@ def point_at(tensor: TensorProto, place: Place) -> None:
     for key, value in (("location", WEIGHTS_FILE), ("offset", str(place.offset)), ("length", str(place.num_bytes))):
         entry = tensor.external_data.add()
         entry.key, entry.value = key, value
-
-
-def external_place(tensor: TensorProto) -> Place | None:
-    """Where an initialiser's values are; None when they are in the graph."""
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return None
-    return place_of({entry.key: entry.value for entry in tensor.external_data})
-
-
-def place_of(entries: Mapping[str, str]) -> Place:
-    """The place that ONNX's entries of external data name."""
-    return Place(int(entries.get("offset", 0)), int(entries["length"]))
-
-
-def read_external(tensor: TensorProto, folder: Path) -> NDArray[np.float32]:
-    """A float32 initialiser's values, mapped from the file: nothing is read until it is used."""
-    place = external_place(tensor)
-    assert place is not None
-    assert tensor.data_type == TensorProto.FLOAT
-    return np.memmap(folder / WEIGHTS_FILE, np.float32, "r", place.offset, tuple(tensor.dims))

@@ -28,11 +28,11 @@ def fold_constants(model: ModelProto) -> ModelProto:
     wanted = {name for node in rest for name in node.input} | edit.outputs
     made = [name for node in foldable for name in node.output if name in wanted]
     values = dict(zip(made, _evaluate(edit, foldable, known, made), strict=True))
-    too_long = {name for name, value in values.items() if value.nbytes > _MAX_BYTES or name in edit.outputs}
+    computed = {name for name, value in values.items() if value.nbytes > _MAX_BYTES or name in edit.outputs}
     for name in made:
-        if name not in too_long:
+        if name not in computed:
             edit.add_constant(values[name], name=name)
-    needed = _needed(foldable, too_long)
+    needed = _needed(foldable, computed)
     edit.nodes = [node for node in edit.nodes if id(node) not in folded or id(node) in needed]
     return edit.finish()
 
@@ -48,7 +48,7 @@ def _foldable(edit: GraphEdit) -> tuple[list[NodeProto], dict[str, np.ndarray]]:
         inputs = [name for name in node.input if name]
         described = _described(node, inputs)
         others = [name for name in inputs if name not in constant and name != described]
-        if others or _makes_sequence(node):
+        if others or _is_no_constant(node):
             continue
         if described is not None and described not in constant:
             shape, dtype = edit.shape(described), edit.dtype(described)
@@ -71,7 +71,8 @@ def _described(node: NodeProto, inputs: list[str]) -> str | None:
     return None
 
 
-def _makes_sequence(node: NodeProto) -> bool:
+def _is_no_constant(node: NodeProto) -> bool:
+    """Whether the result is no tensor that could be stored, or another one at every run."""
     return "Sequence" in node.op_type or node.op_type.startswith("Random")
 
 
@@ -84,7 +85,7 @@ def _evaluate(
     graph = helper.make_graph(
         nodes,
         "constants",
-        [_untyped(name, value) for name, value in stand_ins.items()],
+        [_described_value(name, value) for name, value in stand_ins.items()],
         [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in wanted],
         initialisers,
     )
@@ -93,7 +94,7 @@ def _evaluate(
     return [np.asarray(value) for value in result]
 
 
-def _untyped(name: str, value: np.ndarray) -> ValueInfoProto:
+def _described_value(name: str, value: np.ndarray) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 

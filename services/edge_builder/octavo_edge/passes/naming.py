@@ -31,7 +31,7 @@ def name_by_module(model: ModelProto) -> ModelProto:
             if value in edit.initialisers and value not in names and edit.constant(value) is not None:
                 names[value] = f"{node.name}:{index}"
     _rename(edit, names)
-    return _without_notes(edit.finish(), names)
+    return _without_notes(edit.finish())
 
 
 def _rename(edit: GraphEdit, names: dict[str, str]) -> None:
@@ -45,10 +45,9 @@ def _rename(edit: GraphEdit, names: dict[str, str]) -> None:
         info.name = names.get(info.name, info.name)
 
 
-def _without_notes(model: ModelProto, names: dict[str, str]) -> ModelProto:
+def _without_notes(model: ModelProto) -> ModelProto:
     graph = model.graph
-    messages = [*graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output, graph, model]
-    for message in messages:
+    for message in (*graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output, graph, model):
         del message.metadata_props[:]
         message.ClearField("doc_string")
     return model

@@ -157,20 +157,20 @@ class _Run:
 
     def _round(self, weight: Weight, gram: NDArray[np.float64] | None) -> None:
         plan = self._weight_plan(weight)
-        if plan is None or weight.name in self.weights:
-            return
-        exact = self._graph.constant(weight.name)
-        try:
-            rounded = round_weight(exact, weight.channel_axis, plan, gram)
-        except ValueError as e:
-            raise ValueError(f"weight {weight.name}: {e}") from e
-        self.weights[weight.name] = rounded
-        self._errors[weight.name] = _decibels(exact, rounded.floats())
+        if plan is not None and weight.name not in self.weights:
+            exact = self._graph.constant(weight.name)
+            try:
+                rounded = round_weight(exact, weight.channel_axis, plan, gram)
+            except ValueError as e:
+                raise ValueError(f"weight {weight.name}: {e}") from e
+            self.weights[weight.name] = rounded
+            self._errors[weight.name] = _decibels(exact, rounded.floats())
         if weight.kind is WeightKind.EMBEDDING:
             # Every token's row must fit, not only those of the calibration text.
             output = self._graph.nodes[weight.node].output[0]
             if output in self._by_tensor:
-                self._see(output, rounded.floats())
+                table = self.weights.get(weight.name)
+                self._see(output, self._graph.constant(weight.name) if table is None else table.floats())
 
 
 def observer_for(activations: ActivationPlan, grid: IntGrid, *, clipped: bool) -> Observer:

@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.integer[Any]]
 
 # Below this a scale is no normal float32, and 1 / scale may overflow.
-_LEAST_SCALE = np.float32(np.finfo(np.float32).tiny)
+LEAST_SCALE = np.float32(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,4 +83,4 @@ def symmetric_from_range(lowest: float, highest: float, grid: IntGrid) -> float:
 def safe_scale(scale: Any) -> Any:
     """Scales as float32, with 1 where all values are zero: every integer but 0 would then be unreachable anyway."""
     scale = np.asarray(scale, dtype=np.float32)
-    return np.where(scale < _LEAST_SCALE, np.float32(1.0), scale)
+    return np.where(scale < LEAST_SCALE, np.float32(1.0), scale)

@@ -34,10 +34,8 @@ _LEAST_OPSET = 21  # 16-bit and 4-bit types of Q and DQ, and blocks
 
 def write_qdq(
     graph: Topology, quantised: Quantised, names: Mapping[str, str], path: Path, weights: WeightsWriter
-) -> dict[str, str]:
-    """Write one graph; ``names`` are the calibrated graph's names of its tensors. Returns names of ``weights`` used.
-
-    The result maps each quantised tensor of this graph to the name under which it was calibrated.
+) -> None:
+    """Write one graph; ``names`` are the calibrated graph's names of its tensors.
 
     Raises:
         ValueError: The graph's opset has no 16-bit or 4-bit quantisers.
@@ -45,10 +43,7 @@ def write_qdq(
     opset = next(o.version for o in graph.model.opset_import if o.domain in ("", "ai.onnx"))
     if opset < _LEAST_OPSET:
         raise ValueError(f"{graph.path.name} is of opset {opset}; quantised graphs need {_LEAST_OPSET}")
-    writer = _Writer(graph, quantised, names, weights)
-    model = writer.model()
-    onnx.save(model, path)
-    return writer.written
+    onnx.save(_Writer(graph, quantised, names, weights).model(), path)
 
 
 class _Writer:
@@ -59,7 +54,6 @@ class _Writer:
         self._renamed: dict[str, str] = {}  # readers of a tensor read this instead
         # Dequantisers of a constant, until its first reader: runs by pieces must not hold all weights as floats.
         self._waiting: dict[str, list[onnx.NodeProto]] = {}
-        self.written: dict[str, str] = {}
 
     def model(self) -> onnx.ModelProto:
         graph = self._graph
@@ -104,7 +98,6 @@ class _Writer:
         inputs = [f"{name}_q", scale, zero_point]
         self._nodes.append(helper.make_node("DequantizeLinear", inputs, [read_as], f"{name}/dq"))
         self._renamed[name] = read_as
-        self.written[name] = self._names[name]
 
     def _constant(self, name: str) -> None:
         weight = self._quantised.weights.get(self._names.get(name, ""))
@@ -114,7 +107,6 @@ class _Writer:
                 name, self._graph.constants[name].data_type, values.shape, np.ascontiguousarray(values).tobytes()
             )
             return
-        self.written[name] = self._names[name]
         self._store(f"{name}_q", ELEMENT_TYPES[weight.encoding.grid.name], weight.integers.shape, packed_bytes(weight))
         nodes = self._dequantiser(name, weight.encoding, weight.integers.ndim)
         self._waiting[name] = nodes

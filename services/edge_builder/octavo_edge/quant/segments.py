@@ -23,7 +23,7 @@ Arrays = Mapping[str, NDArray[Any]]
 # The values of a constant as the piece is to have them; None leaves it as it is.
 Override = Callable[[str], "NDArray[Any] | None"]
 
-_FATAL_ONLY = 3
+_ERRORS_ONLY = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class SegmentRun:
             ir_version=graph.model.ir_version,
         )
         options = ort.SessionOptions()
-        options.log_severity_level = _FATAL_ONLY
+        options.log_severity_level = _ERRORS_ONLY
         options.enable_cpu_mem_arena = False  # an arena keeps the largest piece's memory until the session ends
         # Many small sessions: threads that wait by spinning take the cores from those that work.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

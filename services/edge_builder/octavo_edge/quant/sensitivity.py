@@ -17,7 +17,7 @@ from octavo_edge.quant.grid import Floats
 from octavo_edge.quant.segments import Arrays
 from octavo_edge.quant.topology import Topology
 
-_FATAL_ONLY = 3
+_ERRORS_ONLY = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def most_worth(losses: Mapping[str, float], candidates: Sequence[Candidate], *, 
 
 def _logits(graph: Topology, replaced: Mapping[str, Floats], batches: Sequence[Arrays]) -> list[Floats]:
     options = ort.SessionOptions()
-    options.log_severity_level = _FATAL_ONLY
+    options.log_severity_level = _ERRORS_ONLY
     # The values must outlive the session, which reads them where they are.
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for name, w in replaced.items()}
     external = [name for name in values if graph.is_external(name)]

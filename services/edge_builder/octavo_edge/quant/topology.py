@@ -61,14 +61,6 @@ class Topology:
         return found
 
     @functools.cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors; a dimension that is not fixed is 0."""
-        found = {t.name: tuple(t.dims) for t in self.graph.initializer}
-        for value in (*self.graph.input, *self.graph.output, *self._values):
-            found[value.name] = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
-        return found
-
-    @functools.cached_property
     def _values(self) -> list[onnx.ValueInfoProto]:
         known = {value.name for value in self.graph.value_info} | set(self.outputs)
         if all(name in known for name in self.producer if name):
@@ -109,13 +101,6 @@ class Topology:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         path, start = self.path.parent / entries["location"], int(entries.get("offset", 0))
         return np.fromfile(path, dtype=np.uint8, count=tensor_bytes(tensor), offset=start)
-
-    def attribute(self, node: onnx.NodeProto, name: str, default: Any = None) -> Any:
-        """The value of a node's attribute."""
-        for attribute in node.attribute:
-            if attribute.name == name:
-                return onnx.helper.get_attribute_value(attribute)
-        return default
 
     @functools.cached_property
     def ancestors(self) -> list[int]:

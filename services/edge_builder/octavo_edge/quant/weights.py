@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_edge.quant.grid import INT8, Floats, IntGrid, Ints, dequantise, quantise, safe_scale
+from octavo_edge.quant.grid import INT8, LEAST_SCALE, Floats, IntGrid, Ints, dequantise, quantise, safe_scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +90,10 @@ def channel_scales(weight_OI: Floats, grid: IntGrid) -> ChannelScales:
 
 def block_scales(weight_OI: Floats, grid: IntGrid, block_size: int) -> BlockScales:
     """MinMax of each block. ValueError if blocks do not divide a channel."""
-    return BlockScales(block=safe_scale(_block_absmax(weight_OI, block_size) / grid.highest), block_size=block_size)
+    block = _block_absmax(weight_OI, block_size) / grid.highest
+    # Any scale fits a block of zeros. One beyond the channel's others would be what LPBQ's channel scale is made for.
+    block = np.where(block < LEAST_SCALE, block.max(axis=1, keepdims=True), block)
+    return BlockScales(block=safe_scale(block), block_size=block_size)
 
 
 def lpbq_scales(weight_OI: Floats, grid: IntGrid, block_size: int, decompressed: IntGrid = INT8) -> LpbqScales:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,6 @@ from octavo_edge.models.running import Probe, TorchModel, probe_tokens
 from octavo_edge.models.source import LoadedSource, check_source, load_source
 from octavo_edge.stage import Gate, StageContext, StageOutcome, TensorLoss
 
-_VERSION = "1"
 _NUM_STEPS = 4
 
 
@@ -39,7 +37,7 @@ class Adapt:
     @property
     def cache_key(self) -> str:
         """The form of attention. The context decides nothing here."""
-        return json.dumps([_VERSION, self.attention])
+        return self.attention
 
     def run(self, source: SourceModel, ctx: StageContext) -> StageOutcome:
         """Load, adapt, write, and compare what was written with transformers on real text.

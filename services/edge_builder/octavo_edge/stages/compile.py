@@ -10,8 +10,6 @@ from octavo_edge.artifacts import CompiledBlob, QuantisedGraph
 from octavo_edge.stage import Gate, StageContext, StageOutcome
 from octavo_edge.target import CompileOptions, Target, Unavailable
 
-_VERSION = "1"
-
 
 class TargetUnavailable(FailedPrecondition):
     """The tool-chain cannot make a binary here; the message has every reason."""
@@ -33,7 +31,7 @@ class Compile:
     def cache_key(self) -> str:
         """The tool-chain with its version, and what it was asked."""
         profile = self.target.profile
-        return json.dumps([_VERSION, profile.name, profile.version, dict(self.options.values)], sort_keys=True)
+        return json.dumps([profile.name, profile.version, dict(self.options.values)], sort_keys=True)
 
     def run(self, source: QuantisedGraph, ctx: StageContext) -> StageOutcome:
         """Compile.

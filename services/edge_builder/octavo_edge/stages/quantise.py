@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,11 @@ from octavo_edge.quant.planning import plan_of
 from octavo_edge.quant.qdq import write_qdq
 from octavo_edge.quant.segments import run_by_pieces
 from octavo_edge.quant.topology import Topology, corresponding_names
-from octavo_edge.recipe import Recipe, RecipeInvalid
+from octavo_edge.recipe import Recipe, RecipeInvalid, WeightPrecision
+from octavo_edge.report import finite
 from octavo_edge.stage import Gate, StageContext, StageOutcome, TensorLoss, gates_of
 from octavo_edge.target import TargetProfile
 
-_VERSION = "2"
 _FEW_BATCHES = 50
 _NUM_WORST = 10
 
@@ -57,14 +57,26 @@ class Quantise:
     @property
     def cache_key(self) -> str:
         """The recipe without gates, and the words of its texts. NoUsableData if they cannot be read."""
-        calibration, evaluation = self.recipe.calibration.texts, self.recipe.evaluation.texts
-        words = [texts_digest(Purpose.CALIBRATION, calibration), texts_digest(Purpose.EVALUATION, evaluation)]
-        return json.dumps([_VERSION, self.recipe.fingerprint(), *words])
+        return json.dumps([self.recipe.fingerprint(), *self._words()])
 
     @property
     def gates(self) -> tuple[Gate, ...]:
         """Those of the recipe."""
         return gates_of(self.recipe.gates)
+
+    def check(self, profile: TargetProfile) -> None:
+        """What can be told before anything is built, and has to be told of a result that is there already.
+
+        Raises:
+            RecipeInvalid: The target cannot take a precision.
+            NoUsableData: A text cannot be read.
+        """
+        _check_target(self.recipe, profile)
+        self._words()
+
+    def _words(self) -> tuple[str, str]:
+        calibration, evaluation = self.recipe.calibration.texts, self.recipe.evaluation.texts
+        return texts_digest(Purpose.CALIBRATION, calibration), texts_digest(Purpose.EVALUATION, evaluation)
 
     def run(self, source: OptimisedGraph, ctx: StageContext) -> StageOutcome:
         """Calibrate on text, round weights layer by layer, write, and compare on other text.
@@ -217,7 +229,7 @@ def _check_target(recipe: Recipe, profile: TargetProfile) -> None:
             raise RecipeInvalid(f"recipe: {key} is {weights.granularity}; {profile.name} takes {takes}", param=key)
 
 
-def _kinds(recipe: Recipe):  # noqa: ANN202
+def _kinds(recipe: Recipe) -> tuple[tuple[str, WeightPrecision], ...]:
     return (("blocks", recipe.precision.blocks), ("lm_head", recipe.precision.lm_head))
 
 
@@ -233,11 +245,11 @@ def _outcome(
         "num_calibration_batches": float(num_batches),
     }
     details = {"weights_sqnr_db": dict(sorted(quantised.errors.items(), key=lambda item: item[1]))}
-    (out / "quantise.json").write_text(json.dumps({"metrics": metrics, **details}, indent=1) + "\n")
+    (out / "quantise.json").write_text(json.dumps(finite({"metrics": metrics, **details}), indent=1) + "\n")
     return StageOutcome(
         metrics=metrics,
         warnings=tuple(warnings),
         versions={name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime", "numpy")},
-        worst=tuple(replace(loss) for loss in losses[:_NUM_WORST]),
+        worst=tuple(losses[:_NUM_WORST]),
         details={**details, "outputs_sqnr_db": {loss.tensor: loss.sqnr_db for loss in losses}},
     )

@@ -18,6 +18,7 @@ from octavo_common.errors import FailedPrecondition
 from octavo_worker.attention.base import AttentionBackend, AttentionNeed, KVSpec, select
 from octavo_worker.kv.local import Copy, copy_in_order
 from octavo_worker.models.base import CPU, CUDA, LoadedModel, ModelConfig
+from octavo_worker.models.layers import linear_library
 from octavo_worker.models.precision import BFLOAT16, FLOAT32, W4A8, W4A16, W8A8
 from octavo_worker.runtime.devices import default_kv_bytes
 from octavo_worker.runtime.inputs import ForwardInputs
@@ -127,7 +128,8 @@ def _in_floats(loaded: LoadedModel, resources: Resources) -> Computing:
         runner=ModelRunner(model=loaded.model, attention=attention, kv=pool),
         pool=pool,
         attention_backend=attention.name,
-        numerics_id=f"{model.dtype}/{attention.name}-torch-{torch_version()}/{_isa()}/t{resources.num_threads}",
+        numerics_id=f"{model.dtype}/{attention.name}-torch-{torch_version()}/{linear_library()}-{_isa()}"
+        f"/t{resources.num_threads}",
         exact=False,
     )
 
