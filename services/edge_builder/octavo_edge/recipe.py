@@ -151,7 +151,8 @@ class Recipe:
 
     def fingerprint(self) -> str:
         """sha256 over what decides the result, but the words of texts: not the name, the gates or where texts are."""
-        values: dict[str, Any] = asdict(self) | {"recipe": [{"name": step.name, **asdict(step)} for step in self.recipe]}
+        values: dict[str, Any] = asdict(self)
+        values["recipe"] = [{"name": step.name, **asdict(step)} for step in self.recipe]
         del values["name"], values["gates"], values["calibration"]["texts"], values["evaluation"]["texts"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

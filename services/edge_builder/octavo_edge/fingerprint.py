@@ -1,0 +1,47 @@
+"""What every result depends on besides source and settings: the builder's own code, and the libraries that it calls.
+
+A version in each stage, to be raised by hand with its code, is forgotten sooner or later, and then a store serves what
+an older builder made.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from pathlib import Path
+
+from octavo_common import text
+from octavo_edge.artifacts import file_digest, joined_digest
+
+# Tokenizers decide what calibration sees.
+_FOLDERS = (Path(__file__).parent, Path(text.__file__).parent)
+# Tool-chains of targets tell their version themselves.
+_LIBRARIES = (
+    "gguf",
+    "numpy",
+    "octavo",
+    "onnx",
+    "onnx-ir",
+    "onnxruntime",
+    "onnxscript",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+
+
+def builder_fingerprint(folders: Sequence[Path] = _FOLDERS) -> str:
+    """sha256 over the Python files of the folders, by their names in them, and the libraries' versions, in hex."""
+    parts: list[str] = []
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            parts.append(f"{file.relative_to(folder).as_posix()}\0{file_digest(file)}")
+    return joined_digest(*parts, *(f"{name}\0{_version(name)}" for name in _LIBRARIES))
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
