@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +109,7 @@ def random_model(config: ModelConfig, *, device: str, precision: str) -> LoadedM
     checkpoint = RandomCheckpoint(config)
     model, config = read_model(config, checkpoint, precision=precision, device=device)
     return LoadedModel(
+        reopen=partial(nullcontext, checkpoint),
         model=model,
         precision=precision,
         device=device,

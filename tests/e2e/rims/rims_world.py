@@ -148,7 +148,8 @@ def refused_http(answer: httpx.Response) -> Refusal:
 class Bystander:
     """A long greedy stream of the demo model that somebody else reads meanwhile."""
 
-    NUM_TOKENS = 400
+    # Long enough that it does not end before the others on a quick machine; whoever has seen enough cancels it.
+    NUM_TOKENS = 1800
 
     def __init__(self, rims: Rims) -> None:
         self._client = rims.client()
