@@ -59,18 +59,8 @@ class QuantisedGraph(Artifact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedModel(Artifact):
-    """The graph cut into parts, each with encodings and test vectors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledBlob(Artifact):
     """What a target's tool-chain made: the files that a device loads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment(Artifact):
-    """Everything that a device needs to run the model."""
 
 
 def source_model(path: Path) -> SourceModel:

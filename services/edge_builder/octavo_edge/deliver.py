@@ -10,7 +10,7 @@ from pathlib import Path
 
 from octavo_common.errors import InvalidArgument
 from octavo_edge.report import FORMAT
-from octavo_edge.store import told_when_full
+from octavo_edge.store import to_disk, told_when_full
 
 REPORT = "report.json"
 
@@ -58,6 +58,8 @@ def deliver(out: Path, *, copies: Mapping[str, Path], texts: Mapping[str, str]) 
                 shutil.copyfile(source, partial / name)  # its mode is not copied: files of the store are read-only
             for name, text in texts.items():
                 (partial / name).write_text(text, encoding="utf-8")
+            for path in partial.rglob("*"):
+                to_disk(path)
             _swap(partial, out, before)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -73,6 +75,7 @@ def _swap(partial: Path, out: Path, before: Path) -> None:
         if before.exists():
             before.rename(out)
         raise
+    to_disk(out.parent)
     shutil.rmtree(before, ignore_errors=True)
 
 

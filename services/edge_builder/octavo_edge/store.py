@@ -118,11 +118,11 @@ class ArtifactStore:
             (entry / _MANIFEST).write_text(json.dumps(manifest, indent=1))
             for path in (*files.values(), entry / _MANIFEST):
                 path.chmod(0o444)
-                _to_disk(path)
+                to_disk(path)
             for folder in (*(path for path in entry.rglob("*") if path.is_dir()), entry):
-                _to_disk(folder)
+                to_disk(folder)
             entry.rename(self._objects / draft.digest)
-            _to_disk(self._objects)
+            to_disk(self._objects)
 
     def size_of(self, draft: Draft) -> int:
         """Bytes of the files of a draft."""
@@ -216,7 +216,8 @@ def told_when_full(folder: Path, what: str, *, option: str = "--store") -> Itera
         raise space.NoSpace(full.message, hint=f"free some, or choose another disk with {option}") from error
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
+    """Wait until a file, or a directory's names, cannot be lost by a crash of the machine."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_edge.quant.encodings import PerTensor
+from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.grid import IntGrid, affine_from_range, symmetric_from_range
 from octavo_edge.quant.observers import MSE, MinMax, Observer, Percentile
 from octavo_edge.quant.placement import Group, Placement, Role, Weight, WeightKind
@@ -38,10 +39,10 @@ def quantise_graph(
     """Integers for all weights and grids for all activations.
 
     Raises:
-        ValueError: No batches; an activation is not finite; blocks do not fit a weight. Names the tensor.
+        CannotQuantise: No batches; an activation is not finite; blocks do not fit a weight. Names the tensor.
     """
     if not batches:
-        raise ValueError("nothing to calibrate with")
+        raise CannotQuantise("nothing to calibrate with")
     run = _Run(graph, placement, plan, batches)
     starts = _starts(graph, placement)
     segments = cut(graph, starts)
@@ -121,8 +122,8 @@ class _Run:
     def _see(self, name: str, values: NDArray[Any]) -> None:
         try:
             self._observers[self._by_tensor[name]].see(values)
-        except ValueError as e:
-            raise ValueError(f"tensor {name}: {e}") from e
+        except CannotQuantise as e:
+            raise CannotQuantise(f"tensor {name}: {e}") from e
 
     def _see_inputs(self) -> None:
         for name in self._graph.inputs:
@@ -161,8 +162,8 @@ class _Run:
             exact = self._graph.constant(weight.name)
             try:
                 rounded = round_weight(exact, weight.channel_axis, plan, gram)
-            except ValueError as e:
-                raise ValueError(f"weight {weight.name}: {e}") from e
+            except CannotQuantise as e:
+                raise CannotQuantise(f"weight {weight.name}: {e}") from e
             self.weights[weight.name] = rounded
             self._errors[weight.name] = _decibels(exact, rounded.floats())
         if weight.kind is WeightKind.EMBEDDING:
@@ -189,8 +190,8 @@ def observer_for(activations: ActivationPlan, grid: IntGrid, *, clipped: bool) -
 def _encoding(group: Group, grid: IntGrid, observer: Observer) -> PerTensor:
     try:
         lowest, highest = observer.range()
-    except ValueError as e:
-        raise ValueError(f"tensor {group.tensors[0]}: {e}") from e
+    except CannotQuantise as e:
+        raise CannotQuantise(f"tensor {group.tensors[0]}: {e}") from e
     if grid.signed:
         return PerTensor(grid=grid, scale=symmetric_from_range(lowest, highest, grid), zero_point=0)
     scale, zero_point = affine_from_range(lowest, highest, grid)

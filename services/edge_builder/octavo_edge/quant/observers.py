@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.grid import IntGrid, affine_from_range, dequantise, quantise
 
 Range = tuple[float, float]
@@ -40,13 +41,13 @@ class MinMax:
             return
         lowest, highest = float(values.min()), float(values.max())
         if not (np.isfinite(lowest) and np.isfinite(highest)):
-            raise ValueError("values that are not finite have no range")
+            raise CannotQuantise("values that are not finite have no range")
         self._lowest, self._highest = min(self._lowest, lowest), max(self._highest, highest)
 
     def range(self) -> Range:
         """The range seen."""
         if self._lowest > self._highest:
-            raise ValueError("no value was seen")
+            raise CannotQuantise("no value was seen")
         return self._lowest * (1 + self._headroom), self._highest * (1 + self._headroom)
 
 

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from octavo_edge.graph.weights import WeightsWriter, point_at
 from octavo_edge.quant.encodings import Lpbq, ParamEncoding, PerBlock, PerChannel, PerTensor
+from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.plan import Quantised, QuantisedWeight
 from octavo_edge.quant.topology import Topology
 
@@ -38,11 +39,11 @@ def write_qdq(
     """Write one graph; ``names`` are the calibrated graph's names of its tensors.
 
     Raises:
-        ValueError: The graph's opset has no 16-bit or 4-bit quantisers.
+        CannotQuantise: The graph's opset has no 16-bit or 4-bit quantisers.
     """
     opset = next(o.version for o in graph.model.opset_import if o.domain in ("", "ai.onnx"))
     if opset < _LEAST_OPSET:
-        raise ValueError(f"{graph.path.name} is of opset {opset}; quantised graphs need {_LEAST_OPSET}")
+        raise CannotQuantise(f"{graph.path.name} is of opset {opset}; quantised graphs need {_LEAST_OPSET}")
     onnx.save(_Writer(graph, quantised, names, weights).model(), path)
 
 
@@ -149,8 +150,13 @@ class _Writer:
             return
         scales = (np.float32(source.scale) * weight.encoding.scales).astype(np.float32)
         bias = self._graph.constant(node.input[2])
-        limits = np.iinfo(np.int32)
-        integers = np.clip(np.rint(bias.astype(np.float64) / scales), limits.min, limits.max).astype(np.int32)
+        whole, most = np.rint(bias.astype(np.float64) / scales), np.iinfo(np.int32).max
+        if (too_large := np.flatnonzero(np.abs(whole) > most)).size:
+            raise CannotQuantise(
+                f"node {node.name}: the bias of channel {too_large[0]} does not fit 32 bits at its weights' scale, "
+                f"since they are next to nothing ({too_large.size} of {bias.size} channels)"
+            )
+        integers = whole.astype(np.int32)
         stem = f"{node.output[0]}_bias"
         inputs = [self._array(f"{stem}_q", integers), self._array(f"{stem}_scale", scales)]
         self._nodes.append(helper.make_node("DequantizeLinear", inputs, [f"{stem}_dq"], f"{stem}/dq", axis=0))

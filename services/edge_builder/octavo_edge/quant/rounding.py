@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from octavo_edge.quant import seqmse, weights
 from octavo_edge.quant.encodings import Lpbq, ParamEncoding, PerBlock, PerChannel, PerTensor
+from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.grid import UINT16, Floats, Ints, affine_from_range, quantise, symmetric_from_range
 from octavo_edge.quant.plan import QuantisedWeight, WeightPlan
 from octavo_edge.recipe import Granularity
@@ -25,13 +26,13 @@ def round_weight(weight: Floats, channel_axis: int, plan: WeightPlan, gram_II: G
     """Integers and encoding of a weight whose output channels lie on ``channel_axis`` (0 or 1).
 
     Raises:
-        ValueError: Blocks do not divide the inputs, or the weight has a kernel and blocks were asked for.
+        CannotQuantise: Blocks do not divide the inputs, or the weight has a kernel and blocks were asked for.
     """
     if plan.granularity is Granularity.PTQ:
         return per_tensor(weight, plan)
     matrix = _as_matrix(weight, channel_axis)
     if plan.block_size is not None and matrix.shape[1] != weight.shape[1 - channel_axis]:
-        raise ValueError(f"a weight of shape {weight.shape} has no blocks of inputs: its kernel is not 1x1")
+        raise CannotQuantise(f"a weight of shape {weight.shape} has no blocks of inputs: its kernel is not 1x1")
     gram = gram_II if gram_II is not None and gram_II.shape[0] == matrix.shape[1] else None
     # Channels know nothing of each other, and a head of 100,000 of them in float64 would be gigabytes.
     parts = [_round_rows(matrix[i : i + _ROWS], plan, gram) for i in range(0, len(matrix), _ROWS)]

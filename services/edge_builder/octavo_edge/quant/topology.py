@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, external_data_helper, numpy_helper
 
 from octavo_edge.graph.summary import tensor_bytes
+from octavo_edge.quant.errors import CannotQuantise
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
@@ -29,7 +30,7 @@ class Topology:
     """The nodes of a graph in topological order, by index.
 
     Raises:
-        ValueError: The graph has subgraphs, or an operator of a runtime's own.
+        CannotQuantise: The graph has subgraphs, or an operator of a runtime's own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,9 +45,9 @@ class Topology:
         self.readers: dict[str, list[int]] = {}
         for index, node in enumerate(self.nodes):
             if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
-                raise ValueError(f"{path.name}: node {node.name} ({node.op_type}) has a graph of its own")
+                raise CannotQuantise(f"{path.name}: node {node.name} ({node.op_type}) has a graph of its own")
             if node.domain not in ("", "ai.onnx"):
-                raise ValueError(f"{path.name}: node {node.name} is an operator of the domain {node.domain!r}")
+                raise CannotQuantise(f"{path.name}: node {node.name} is an operator of the domain {node.domain!r}")
             for name in node.output:
                 self.producer[name] = index
             for name in dict.fromkeys(node.input):
@@ -122,10 +123,10 @@ def corresponding_names(reference: Topology, other: Topology) -> dict[str, str]:
     Exporters number what they make, so only positions in topological order agree.
 
     Raises:
-        ValueError: The graphs are not the same sequence of operators; names the first node that differs.
+        CannotQuantise: The graphs are not the same sequence of operators; names the first node that differs.
     """
     if len(reference.nodes) != len(other.nodes) or reference.inputs != other.inputs:
-        raise ValueError(
+        raise CannotQuantise(
             f"{other.path.name} has {len(other.nodes)} nodes and {len(other.inputs)} inputs, "
             f"{reference.path.name} {len(reference.nodes)} and {len(reference.inputs)}"
         )
@@ -133,12 +134,12 @@ def corresponding_names(reference: Topology, other: Topology) -> dict[str, str]:
     for index, (left, right) in enumerate(zip(reference.nodes, other.nodes, strict=True)):
         same = left.op_type == right.op_type and len(left.input) == len(right.input)
         if not (same and len(left.output) == len(right.output)):
-            raise ValueError(
+            raise CannotQuantise(
                 f"node {index}: {right.name} ({right.op_type}) of {other.path.name} is "
                 f"{left.name} ({left.op_type}) in {reference.path.name}"
             )
         for mine, theirs in zip((*right.input, *right.output), (*left.input, *left.output), strict=True):
             known = names.setdefault(mine, theirs)
             if known != theirs and mine not in other.constants:
-                raise ValueError(f"node {index}: {mine} of {other.path.name} is both {known} and {theirs}")
+                raise CannotQuantise(f"node {index}: {mine} of {other.path.name} is both {known} and {theirs}")
     return names

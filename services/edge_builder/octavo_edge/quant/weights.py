@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.grid import INT8, LEAST_SCALE, Floats, IntGrid, Ints, dequantise, quantise, safe_scale
 
 
@@ -133,5 +134,5 @@ def _as(kind: type[S], scales: Scales) -> S:
 def _block_absmax(weight_OI: Floats, block_size: int) -> NDArray[Any]:
     num_channels, num_inputs = weight_OI.shape
     if num_inputs % block_size:
-        raise ValueError(f"blocks of {block_size} do not divide {num_inputs} inputs")
+        raise CannotQuantise(f"blocks of {block_size} do not divide {num_inputs} inputs")
     return np.abs(weight_OI).reshape(num_channels, -1, block_size).max(axis=2)

@@ -24,6 +24,7 @@ from octavo_edge.quant.batches import BatchStore, next_inputs, texts_behind_noth
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.corpus import Purpose, documents, texts_digest
 from octavo_edge.quant.encodings import Encodings, write_v1, write_v2
+from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.evaluation import Comparison, Outputs, compare
 from octavo_edge.quant.placement import place
 from octavo_edge.quant.plan import Quantised, QuantPlan
@@ -96,7 +97,7 @@ class Quantise:
         try:
             quantised = work.quantise(plan_of(self.recipe), batches)
             work.write(quantised)
-        except ValueError as e:
+        except CannotQuantise as e:
             raise NotQuantisable(str(e)) from e
         comparison = work.compare(reference)
         return _outcome(ctx.out, comparison, quantised, len(batches), warnings)

@@ -50,8 +50,8 @@ class Linear:
     """y = x W^T + b, the matrix in the own order of MKL or (on AMD's processors) oneDNN, where torch has them.
 
     A plain matrix is put into MKL's order again by every product: 30 % of the time at 8 to 32 rows, 20 % at 64 to 160.
-    On Intel's processors oneDNN's packed form gains less and loses a quarter at one row; on AMD's it takes half to two
-    thirds of the time of MKL's (1 to 128 rows). The plain matrix is not kept.
+    On Intel's processors oneDNN's packed form gains less and loses a quarter at one row; on AMD's it takes 0.4 to
+    0.9 of the time of MKL's (1 to 128 rows of the demo model's sizes). The plain matrix is not kept.
     """
 
     __slots__ = ("_bias", "_onednn", "_packed", "_plain_OI")
