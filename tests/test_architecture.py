@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("sdk", "cli", "ui", "services", "benchmarks", "tests", "migrations")
+SOURCES = ("sdk", "cli", "ui", "device", "services", "benchmarks", "tests", "migrations")
 HARD_LIMIT = 400
 
 
@@ -20,7 +20,7 @@ def _files() -> list[Path]:
 
 
 def _modules() -> list[str]:
-    roots = [p for pattern in ("sdk", "cli", "ui", "services/*") for p in ROOT.glob(pattern)]
+    roots = [p for pattern in ("sdk", "cli", "ui", "device", "services/*") for p in ROOT.glob(pattern)]
     names: list[str] = []
     for root in roots:
         for path in sorted(root.rglob("*.py")):

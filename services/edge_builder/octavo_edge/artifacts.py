@@ -59,8 +59,20 @@ class QuantisedGraph(Artifact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedModel(Artifact):
+    """``manifest.json``, the parts' graphs in QDQ form with the ``weights.data`` that all point at, their encodings in
+    both of AIMET's formats, and ``vectors/`` with every input and output of every graph.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledBlob(Artifact):
-    """What a target's tool-chain made: the files that a device loads."""
+    """What a target's tool-chain made: the files that a device loads, and ``blob.json`` that says which are what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle(Artifact):
+    """All that a device needs: ``metadata.json``, the binaries, the embedding table, tokenizer and test vectors."""
 
 
 def source_model(path: Path) -> SourceModel:

@@ -3,9 +3,9 @@
 import numpy as np
 from unit.edge.toy_graph import VOCAB, write_toy
 
-from octavo_edge.graph.feeds import Decoding
+from octavo_device.feeds import Decoding
+from octavo_device.spec import graph_file, write_spec
 from octavo_edge.graph.runtime import OrtModel
-from octavo_edge.graph.spec import graph_file, write_spec
 from octavo_edge.graph.weights import WeightsWriter
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.grid import INT8

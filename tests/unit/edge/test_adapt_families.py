@@ -7,8 +7,8 @@ from checkpoints import oracle, write_gguf
 from unit.edge.small_models import FAMILIES, adapt, checkpoint
 
 from octavo_common.text.bundle import TokenizerBundle
+from octavo_device.feeds import Decoding, rope_tables
 from octavo_edge.artifacts import source_model
-from octavo_edge.graph.feeds import Decoding, rope_tables
 from octavo_edge.graph.metrics import sqnr_db
 from octavo_edge.models.config import read_config
 from octavo_edge.models.decoder import load_decoder

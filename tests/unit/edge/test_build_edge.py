@@ -16,9 +16,9 @@ import onnxruntime
 import pytest
 from checkpoints import make_llama
 
+from octavo_device.feeds import attention_mask, rope_tables
+from octavo_device.spec import read_spec
 from octavo_edge.__main__ import main
-from octavo_edge.graph.feeds import attention_mask, rope_tables
-from octavo_edge.graph.spec import read_spec
 
 STAGES = ["adapt", "optimise", "quantise", "compile"]
 RECIPE = """

@@ -10,8 +10,8 @@ import pytest
 
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
+from octavo_device.feeds import Decoding
 from octavo_edge.__main__ import main
-from octavo_edge.graph.feeds import Decoding
 from octavo_edge.graph.runtime import OrtModel
 
 

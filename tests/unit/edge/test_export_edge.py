@@ -12,11 +12,11 @@ from unit.edge.small_models import FAMILIES, adapt, checkpoint, context, optimis
 from octavo_common.errors import InvalidArgument
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
+from octavo_device.feeds import Decoding
+from octavo_device.spec import graph_file, read_spec
 from octavo_edge.artifacts import AdaptedModel, source_model
-from octavo_edge.graph.feeds import Decoding
 from octavo_edge.graph.metrics import sqnr_db
 from octavo_edge.graph.runtime import OrtModel
-from octavo_edge.graph.spec import graph_file, read_spec
 from octavo_edge.graph.summary import summarise
 from octavo_edge.graph.weights import WEIGHTS_FILE
 from octavo_edge.models.decoder import load_decoder

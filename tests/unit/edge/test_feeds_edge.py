@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_common.errors import InvalidArgument
-from octavo_edge.graph.feeds import Decoding, attention_mask, rope_tables
-from octavo_edge.graph.spec import GraphSpec, RopeSpec, read_spec, write_spec
+from octavo_device.errors import DoesNotFit
+from octavo_device.feeds import Decoding, attention_mask, rope_tables
+from octavo_device.spec import GraphSpec, RopeSpec, read_spec, write_spec
 
 
 def make_spec(context_length=24, ars=(8, 3, 1), window=None):
@@ -120,13 +120,13 @@ def test_tables_are_cosines_and_sines_of_position_times_frequency():
 
 def test_a_sequence_longer_than_the_context_is_refused():
     spec = make_spec()
-    with pytest.raises(InvalidArgument, match="25 tokens"):
+    with pytest.raises(DoesNotFit, match="25 tokens"):
         Decoding(spec, Recorder(spec)).logits([1] * 25)
     decoding = Decoding(spec, Recorder(spec))
     decoding.logits([1] * 20)
-    with pytest.raises(InvalidArgument, match="no graph for 8"):
+    with pytest.raises(DoesNotFit, match="no graph for 8"):
         decoding.logits([1], ars=(8,))
-    with pytest.raises(InvalidArgument, match="token 50"):
+    with pytest.raises(DoesNotFit, match="token 50"):
         decoding.logits([50])
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from unit.edge.quant_toy import batches, plan, quantise_toy, sequences, write_toy
 
+from octavo_device.spec import read_spec
 from octavo_edge.graph.runtime import OrtGraph
-from octavo_edge.graph.spec import read_spec
 from octavo_edge.quant.batches import BatchStore, next_inputs, texts_behind_nothing
 from octavo_edge.quant.segments import cut, run_by_pieces
 from octavo_edge.quant.topology import Topology

@@ -12,8 +12,8 @@ from unit.edge.toy_graph import write_toy
 from octavo_common.clock import SystemClock
 from octavo_common.errors import Cancelled, InvalidArgument
 from octavo_common.text.bundle import TokenizerBundle
+from octavo_device.feeds import Decoding
 from octavo_edge.artifacts import OptimisedGraph, QuantisedGraph
-from octavo_edge.graph.feeds import Decoding
 from octavo_edge.graph.runtime import OrtModel
 from octavo_edge.graph.summary import summarise
 from octavo_edge.quant import encodings

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from octavo_edge.graph.spec import GraphSpec, RopeSpec, graph_file, write_spec
+from octavo_device.spec import GraphSpec, RopeSpec, graph_file, write_spec
 
 VOCAB, HIDDEN, HEADS, KV, DIM, INNER, CONTEXT, LAYERS = 64, 32, 4, 2, 8, 64, 24, 2
 SPIKE_CHANNEL = 3

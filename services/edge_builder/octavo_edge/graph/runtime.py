@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from octavo_edge.graph.spec import GraphSpec, graph_file, read_spec
+from octavo_device.spec import GraphSpec, graph_file, read_spec
 
 __all__ = ["OrtGraph", "OrtModel"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo_common.errors import InvalidArgument
-from octavo_edge.graph.spec import GraphSpec, RopeSpec
+from octavo_device.spec import GraphSpec, RopeSpec
 
 __all__ = ["AdaptedConfig", "AttentionForm", "UnsupportedModel", "read_config", "write_config"]
 

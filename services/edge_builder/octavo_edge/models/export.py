@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from onnx import ModelProto
 
-from octavo_edge.graph.spec import GraphSpec
+from octavo_device.spec import GraphSpec
 from octavo_edge.graph.summary import SCOPES
 from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
 from octavo_edge.models.decoder import AdaptedDecoder

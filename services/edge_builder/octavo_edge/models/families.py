@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from octavo_edge.graph.spec import RopeSpec
+from octavo_device.spec import RopeSpec
 from octavo_edge.models.config import AdaptedConfig, AttentionForm, UnsupportedModel
 
 __all__ = ["FAMILIES", "Family", "adapted_config", "check_supported", "window_of"]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from octavo_common.text.bundle import TokenizerBundle, UnsupportedTokenizer
 from octavo_common.text.tokenizer import Tokenizer
-from octavo_edge.graph.feeds import Decoding, RunGraph
-from octavo_edge.graph.spec import GraphSpec
+from octavo_device.feeds import Decoding, RunGraph
+from octavo_device.spec import GraphSpec
 from octavo_edge.models.decoder import AdaptedDecoder
 
 __all__ = ["Probe", "TorchModel", "probe_tokens"]

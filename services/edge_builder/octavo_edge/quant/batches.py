@@ -9,8 +9,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_edge.graph.feeds import Decoding
-from octavo_edge.graph.spec import GraphSpec, TensorSpec
+from octavo_device.feeds import Decoding
+from octavo_device.spec import GraphSpec, TensorSpec
 
 
 class StoredBatch(Mapping[str, NDArray[Any]]):

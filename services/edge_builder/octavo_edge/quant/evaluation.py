@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_device.spec import GraphSpec
 from octavo_edge.graph.metrics import centred_sqnr_db, mean_kl, perplexity, sqnr_db, top1_agreement
-from octavo_edge.graph.spec import GraphSpec
 
 
 class Outputs:

@@ -18,11 +18,11 @@ from onnx import ModelProto
 
 from octavo_common.errors import Internal
 from octavo_common.text.bundle import TokenizerBundle
+from octavo_device.feeds import Decoding
+from octavo_device.spec import GraphSpec, graph_file, write_spec
 from octavo_edge.artifacts import AdaptedModel, OptimisedGraph, carry
-from octavo_edge.graph.feeds import Decoding
 from octavo_edge.graph.metrics import sqnr_db
 from octavo_edge.graph.runtime import OrtModel
-from octavo_edge.graph.spec import GraphSpec, graph_file, write_spec
 from octavo_edge.graph.summary import summarise
 from octavo_edge.graph.weights import WeightsWriter
 from octavo_edge.models.decoder import AdaptedDecoder, load_decoder

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from octavo_common.errors import FailedPrecondition
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
+from octavo_device.spec import GraphSpec, graph_file, read_spec, write_spec
 from octavo_edge.artifacts import OptimisedGraph, QuantisedGraph, carry
-from octavo_edge.graph.spec import GraphSpec, graph_file, read_spec, write_spec
 from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
 from octavo_edge.quant.batches import BatchStore, next_inputs, texts_behind_nothing
 from octavo_edge.quant.calibrate import quantise_graph

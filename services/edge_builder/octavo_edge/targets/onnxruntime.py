@@ -53,9 +53,9 @@ class OnnxRuntimeTarget:
         if options.values:
             known = f"onnxruntime has no option {', '.join(sorted(options.values))}"
             raise InvalidArgument(known, param="options")
-        from octavo_edge.graph.feeds import Decoding
+        from octavo_device.feeds import Decoding
+        from octavo_device.spec import graph_file, read_spec
         from octavo_edge.graph.runtime import OrtModel
-        from octavo_edge.graph.spec import graph_file, read_spec
         from octavo_edge.graph.summary import summarise
 
         spec = read_spec(model.path)

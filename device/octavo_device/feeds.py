@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_common.errors import InvalidArgument
-from octavo_edge.graph.spec import GraphSpec, RopeSpec
+from octavo_device.errors import DoesNotFit
+from octavo_device.spec import GraphSpec, RopeSpec
 
 __all__ = ["Arrays", "Call", "Decoding", "KVCache", "RunGraph", "attention_mask", "rope_tables"]
 
@@ -99,7 +99,7 @@ class Decoding:
         one that already takes all that is left.
 
         Raises:
-            InvalidArgument: The sequence gets longer than the context, or no graph of `ars` has room for its past.
+            DoesNotFit: The sequence gets longer than the context, or no graph of `ars` has room for its past.
         """
         allowed = sorted(self.spec.ars if ars is None else ars)
         self._check(tokens)
@@ -136,7 +136,7 @@ class Decoding:
     def _choose(self, ascending: Sequence[int], num_left: int) -> int:
         fitting = [ar for ar in ascending if self.cache.num_tokens <= self.spec.past_length(ar)]
         if not fitting:
-            raise InvalidArgument(
+            raise DoesNotFit(
                 f"no graph for {', '.join(map(str, ascending))} new tokens has room for a past of "
                 f"{self.cache.num_tokens} in a context of {self.spec.context_length}"
             )
@@ -145,10 +145,10 @@ class Decoding:
     def _check(self, tokens: Sequence[int]) -> None:
         length = self.cache.num_tokens + len(tokens)
         if length > self.spec.context_length:
-            raise InvalidArgument(f"{length} tokens do not fit a context of {self.spec.context_length}")
+            raise DoesNotFit(f"{length} tokens do not fit a context of {self.spec.context_length}")
         bad = [token for token in tokens if not 0 <= token < self.spec.vocab_size]
         if bad:
-            raise InvalidArgument(f"token {bad[0]} is none of the model's {self.spec.vocab_size}")
+            raise DoesNotFit(f"token {bad[0]} is none of the model's {self.spec.vocab_size}")
 
 
 def attention_mask(spec: GraphSpec, ar: int, num_past: int) -> Floats:
