@@ -1,4 +1,4 @@
-"""What an exported model consists of: its parts, a graph of each part for every number of new tokens, what goes in and out.
+"""What an exported model consists of: parts, a graph of each for every number of new tokens, inputs and outputs.
 
 Tensors between parts are ``hidden_0`` (out of the embedding) and ``hidden_k`` (out of the k-th decoder part, counted
 from 1); the head makes ``logits`` of the last. Caches keep the number that their layer has in the whole model.
