@@ -16,20 +16,18 @@ from typing import Any
 import torch
 from gguf import GGUFReader
 from safetensors import SafetensorError
-from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from octavo_common.errors import InvalidArgument
-from octavo_common.text.bundle import TokenizerBundle, UnsupportedTokenizer
+from octavo_common.text.bundle import TokenizerBundle
+from octavo_common.text.gguf import DamagedTokenizer, bundle_from_metadata
 from octavo_edge.models.families import FAMILIES, check_supported
 
-__all__ = ["CorruptCheckpoint", "LoadedSource", "check_source", "load_source"]
+__all__ = ["CorruptCheckpoint", "LoadedSource", "check_source", "gguf_tokenizer", "load_source"]
 
 # What damaged or truncated files make transformers, safetensors and gguf raise.
 _DAMAGE = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError, struct.error, SafetensorError)
-# Names under tokenizer.ggml.pre of tokenizers that cut every digit off first, which the conversion forgets.
-_SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 # Old checkpoints carry what follows from the configuration.
 _DERIVED = ".rotary_emb.inv_freq"
 
@@ -69,14 +67,14 @@ def check_source(path: Path) -> int:
     return limit if isinstance(limit, int) else 1 << 30
 
 
-def load_source(path: Path, *, scratch: Path) -> LoadedSource:
+def load_source(path: Path) -> LoadedSource:
     """The model in float32 and its tokenizer.
 
     Raises:
         CorruptCheckpoint: A weight is missing, has another shape than the configuration says, or is no finite number.
         UnsupportedTokenizer: There is no usable tokenizer.
     """
-    tokenizer = _tokenizer(path, scratch)
+    tokenizer = _tokenizer(path)
     try:
         with _no_progress_bars():
             place, extra = (path, {}) if path.is_dir() else (path.parent, _gguf_arguments(path))
@@ -120,20 +118,21 @@ def _no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _tokenizer(path: Path, scratch: Path) -> TokenizerBundle:
-    if path.is_dir():
-        return TokenizerBundle.from_directory(path)
+def _tokenizer(path: Path) -> TokenizerBundle:
+    return TokenizerBundle.from_directory(path) if path.is_dir() else gguf_tokenizer(path)
+
+
+def gguf_tokenizer(path: Path) -> TokenizerBundle:
+    """The tokenizer of a GGUF file, as the worker builds it: transformers' conversion forgets how some cut digits.
+
+    Raises:
+        CorruptCheckpoint: Its entries do not fit each other.
+        UnsupportedTokenizer: It cannot be built exactly.
+    """
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    except _DAMAGE as error:
-        raise UnsupportedTokenizer(f"the tokenizer of {path.name} cannot be read: {_first_line(error)}") from error
-    if _gguf_fields(path).get("tokenizer.ggml.pre") in _SINGLE_DIGITS:
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
-    folder = scratch / "tokenizer"
-    tokenizer.save_pretrained(folder)
-    return TokenizerBundle.from_directory(folder)
+        return bundle_from_metadata(_gguf_fields(path, arrays=True), where=path)
+    except DamagedTokenizer as error:
+        raise CorruptCheckpoint(error.message) from error
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -156,11 +155,11 @@ def _gguf_arguments(path: Path) -> dict[str, Any]:
     return {"gguf_file": path.name, "config": config}
 
 
-def _gguf_fields(path: Path) -> dict[str, Any]:
-    """The metadata that is a number or a text."""
+def _gguf_fields(path: Path, *, arrays: bool = False) -> dict[str, Any]:
+    """The metadata: numbers and texts, and lists of them if asked for, which takes a second for a vocabulary."""
     try:
         reader = GGUFReader(path)
-        return {name: field.contents() for name, field in reader.fields.items() if len(field.types) == 1}
+        return {name: field.contents() for name, field in reader.fields.items() if arrays or len(field.types) == 1}
     except _DAMAGE as error:
         raise CorruptCheckpoint(f"{path.name} is no GGUF file: {_first_line(error)}") from error
 

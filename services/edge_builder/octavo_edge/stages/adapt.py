@@ -50,7 +50,7 @@ class Adapt:
         """
         ctx.step(0, _NUM_STEPS, "reading the checkpoint")
         check_context(self.context_length, limit=check_source(source.path))
-        loaded = load_source(source.path, scratch=ctx.scratch)
+        loaded = load_source(source.path)
         limit, _ = window_of(loaded.model.config)
         check_context(self.context_length, limit=limit)
         probe = Probe.within(limit)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from gguf.constants import GGMLQuantizationType
 
+from octavo_common.text.gguf import eos_ids
 from octavo_worker.models.base import InvalidModel, ModelConfig, RopeConfig
 from octavo_worker.models.config import check, effective_windows
 from octavo_worker.models.families import GGUF_FAMILIES, Family
@@ -91,13 +92,6 @@ def _window(fields: Fields) -> int | None:
             hint="supported: attention.sliding_window for all layers",
         )
     return fields.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT) or None
-
-
-def eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """Tokens that end a generation: end of sequence, of turn and of message, where the file names them."""
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = (_token_id(metadata, name) for name in names)
-    return tuple(sorted({token for token in found if token is not None}))
 
 
 def _token_id(metadata: Mapping[str, Any], name: str) -> int | None:
