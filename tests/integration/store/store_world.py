@@ -57,6 +57,7 @@ class World:
         self.streams = store.StreamStore(database)
         self.placement = store.PlacementStore(database)
         self.work = store.WorkStore(database)
+        self.builds = store.BuildStore(database)
         self.processes = store.ProcessStore(database)
         self.keys = store.KeyStore(database)
         self.tenants = store.TenantStore(database)

@@ -13,7 +13,7 @@ from store_world import World, card, new_job, result
 from octavo_common import ids
 from octavo_common.db.tables import jobs
 from octavo_common.jobs import transitions as rules
-from octavo_common.jobs.model import Assignment, Held, Job, JobState, Resumption
+from octavo_common.jobs.model import EDGE_BUILD, GENERATION, Assignment, Held, Job, JobState, Resumption
 from octavo_common.jobs.spec import JobFailure
 from octavo_common.jobs.transitions import Change, Core, Facts
 from octavo_common.store.changes import CORE_COLUMNS, to_core
@@ -200,6 +200,7 @@ def random_core(rng: random.Random) -> Core:
         loss_tokens=rng.randrange(3),
         emitted_ids=tuple(rng.randrange(3) for _ in range(rng.randrange(3))),
         cancel_requested=state is JobState.RUNNING and rng.random() < 0.3,
+        pulled=rng.random() < 0.3,
     )
 
 
@@ -208,6 +209,7 @@ async def put(world: World, core: Core, facts: Facts) -> UUID:
     job_id = ids.new_job_id()
     values = {name: getattr(core, name) for name in Core.__dataclass_fields__}
     values |= {"state": core.state.value, "emitted_ids": list(core.emitted_ids)}
+    values["kind"] = EDGE_BUILD if values.pop("pulled") else GENERATION
     now = text("now()")
     values |= {
         "ended_at": now if core.state.ended else None,
@@ -236,6 +238,10 @@ def operations(fence: int, sent: tuple[int, ...]) -> dict[str, Operation]:
         "assign": (
             lambda w, i: w.placement.assign([Assignment(job_id=i, fence=fence, worker_id=worker)]),
             lambda c, f: rules.assign(c, fence=fence, worker=worker, facts=f),
+        ),
+        "take": (
+            lambda w, _: w.builds.take(worker, lease_s=3600),
+            lambda c, f: rules.take(c, process=worker, facts=f),
         ),
         "claim": (lambda w, _: w.work.claim(worker, 1000), lambda c, _: rules.claim(c, worker=worker)),
         "renew": (

@@ -115,9 +115,9 @@ def _worker(world: World, slot: int) -> Iterator[Step]:
     if not lives(worker):
         return
     core, me = world.core, worker_id(slot)
-    change = rules.claim(core, worker=me)
+    change = rules.claim(core, worker=me) or rules.take(core, process=me, facts=facts(world))
     if change is not None:
-        taken = replace(worker, fence=core.fence, log=core.emitted_ids, committed=False)
+        taken = replace(worker, fence=change.after.fence, log=core.emitted_ids, committed=False)
         claimed = apply(world, change)
         yield f"worker {slot}: claim", with_worker(claimed, slot, taken)
         if world.faults_left:
@@ -148,7 +148,9 @@ def _worker_holds(world: World, slot: int, worker: Worker, fence: int, me: UUID)
     if len(worker.log) == NUM_TOKENS:
         yield from _finish(world, slot, worker, fence, JobState.SUCCEEDED)
     if world.drains_left:
-        change = rules.release(core, fence=fence, emitted_ids=worker.log, facts=facts(world))
+        # What is pulled has no tokens: its steps are kept elsewhere, or made again.
+        kept = () if core.pulled else worker.log
+        change = rules.release(core, fence=fence, emitted_ids=kept, facts=facts(world))
         if change is not None:
             released = apply(world, change, drains_left=world.drains_left - 1)
             yield f"worker {slot}: release", with_worker(released, slot, _without_job(worker))

@@ -73,9 +73,9 @@ def gateway_id(index: int) -> UUID:
     return UUID(int=1 + index)
 
 
-def start(*, streaming: bool = True, **options: int) -> World:
+def start(*, streaming: bool = True, pulled: bool = False, **options: int) -> World:
     owner = gateway_id(0) if streaming else None
-    world = World(core=Core(stream_owner=owner), **options)  # type: ignore[arg-type]
+    world = World(core=Core(stream_owner=owner, pulled=pulled), **options)  # type: ignore[arg-type]
     return world if streaming else replace(world, gateways=(), reading=None)
 
 

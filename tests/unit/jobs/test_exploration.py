@@ -81,6 +81,10 @@ CASES = {
     "no stream, two faults, a cancel and a deadline": start(
         streaming=False, faults_left=2, may_cancel=True, may_expire=True
     ),
+    "pulled, two faults and a drain": start(streaming=False, pulled=True, faults_left=2, drains_left=1, reports=True),
+    "pulled, two faults, a cancel and a deadline": start(
+        streaming=False, pulled=True, faults_left=2, may_cancel=True, may_expire=True
+    ),
 }
 
 
@@ -96,6 +100,8 @@ def check_world(world: World, first: World) -> None:
         assert len(world.received) == NUM_TOKENS
     if world.outcome == "aborted":
         assert world.gateway_faults, "aborted with its gateway alive"
+    if world.core.pulled:
+        assert world.core.state is not JobState.ASSIGNED, "placed"
     if world.core.state is JobState.FAILED:
         assert world.deadline_passed, "failed without a reason"
     if world.core.state is JobState.CANCELLED:
@@ -136,6 +142,12 @@ def _resume_without_a_new_fence(core: Core, **values: Any) -> Change | None:
     return None if change is None else replace(change, after=replace(change.after, fence=core.fence))
 
 
+def _take_without_a_new_fence(core: Core, **values: Any) -> Change | None:
+    change = transitions_take(core, **values)
+    return None if change is None else replace(change, after=replace(change.after, fence=core.fence))
+
+
+transitions_take = transitions.take
 transitions_finish, transitions_release, transitions_reap = transitions.finish, transitions.release, transitions.reap
 transitions_resume = transitions.resume
 
@@ -153,6 +165,12 @@ def test_the_walk_notices_a_broken_rule(name: str, broken: Any, monkeypatch: pyt
     monkeypatch.setattr(transitions, name, broken)
     with pytest.raises(AssertionError, match=r".+: start"):
         check(name, start(faults_left=1, drains_left=1))
+
+
+def test_the_walk_notices_a_broken_rule_of_what_is_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "take", _take_without_a_new_fence)
+    with pytest.raises(AssertionError, match=r".+: start"):
+        check("take", start(streaming=False, pulled=True, faults_left=1))
 
 
 def test_the_walk_notices_placement_at_workers_that_were_found_dead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,7 @@ def test_no_rule_changes_an_ended_job(state: JobState) -> None:
     facts = Facts(deadline_passed=True, lease_over=True)
     assert rules.assign(core, fence=4, worker=OTHER, facts=Facts()) is None
     assert rules.claim(core, worker=WORKER) is None
+    assert rules.take(replace(core, pulled=True), process=WORKER, facts=Facts()) is None
     assert rules.renew(core, fence=4, worker=WORKER, num_tokens=9) is None
     assert rules.finish(core, fence=4, state=JobState.SUCCEEDED) is None
     assert rules.release(core, fence=4, emitted_ids=(), facts=facts) is None
@@ -136,3 +137,15 @@ def test_changes_wake_who_has_to_act() -> None:
     ended = rules.cancel(Core(stream_owner=GATEWAY))
     assert ended is not None
     assert rules.channels(ended) == {rules.JOBS_CHANNEL, gateway_channel(GATEWAY)}
+
+
+def test_a_pulled_kind_is_taken_by_its_service_and_never_placed_and_others_never_taken() -> None:
+    placed, pulled = Core(fence=2), Core(fence=2, pulled=True)
+    assert rules.assign(pulled, fence=2, worker=WORKER, facts=Facts()) is None
+    assert rules.take(placed, process=WORKER, facts=Facts()) is None
+    change = rules.take(pulled, process=WORKER, facts=Facts())
+    assert change is not None
+    assert (change.after.state, change.after.fence, change.after.worker_id) == (JobState.RUNNING, 3, WORKER)
+    for reason in (Facts(ready=False), Facts(deadline_passed=True)):
+        assert rules.take(pulled, process=WORKER, facts=reason) is None
+    assert rules.take(replace(pulled, cancel_requested=True), process=WORKER, facts=Facts()) is None

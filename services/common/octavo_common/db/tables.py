@@ -99,6 +99,15 @@ Index(
     jobs.c.id,
     postgresql_where=text("state = 'queued'"),
 )
+# What services take by themselves.
+Index(
+    "jobs_pulled",
+    jobs.c.kind,
+    jobs.c.priority.desc(),
+    jobs.c.created_at,
+    jobs.c.id,
+    postgresql_where=text("state = 'queued' and kind <> 'generation'"),
+)
 Index("jobs_queue_deadline", jobs.c.deadline, postgresql_where=text("state = 'queued' and deadline is not null"))
 Index("jobs_held", jobs.c.worker_id, postgresql_where=text("state in ('assigned','running')"))
 Index("jobs_streams", jobs.c.stream_owner, postgresql_where=text("ended_at is null and stream_owner is not null"))
@@ -148,7 +157,7 @@ processes = Table(
     Column("card", JSONB(none_as_null=True)),
     Column("capacity", JSONB(none_as_null=True), nullable=False, server_default=text("'{}'")),
     Column("load", JSONB(none_as_null=True), nullable=False, server_default=text("'{}'")),
-    CheckConstraint("role in ('gateway','scheduler','worker')", name="processes_role"),
+    CheckConstraint("role in ('gateway','scheduler','worker','edge_builder')", name="processes_role"),
     postgresql_with={"fillfactor": "50"},
 )
 

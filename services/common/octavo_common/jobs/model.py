@@ -13,6 +13,9 @@ from octavo_common.jobs.spec import ModelCard
 
 # Losses without progress between them after which a job fails.
 MAX_LOSSES = 3
+GENERATION, EDGE_BUILD = "generation", "edge_build"
+# Kinds that no scheduler places: a service that is free takes the next one by itself.
+PULLED_KINDS = frozenset({EDGE_BUILD})
 
 
 class JobState(StrEnum):
@@ -44,11 +47,11 @@ class NewJob:
     tenant: str
     model: str
     model_digest: str
-    # The kind's own JSON; for generations a GenerationSpec.
+    # The kind's own JSON: a GenerationSpec, or a BuildSpec.
     payload: Mapping[str, Any]
     prompt_ids: tuple[int, ...]
     prefix_keys: tuple[str, ...] = ()
-    kind: str = "generation"
+    kind: str = GENERATION
     # Empty means the tenant.
     fair_key: str = ""
     cache_salt: str = ""
@@ -275,7 +278,7 @@ class NewProcess:
     """What a process says about itself when it starts."""
 
     id: UUID
-    # gateway, scheduler or worker.
+    # gateway, scheduler, worker or edge_builder.
     role: str
     # host:port of its gRPC server.
     address: str = ""
@@ -285,9 +288,9 @@ class NewProcess:
     pid: int = 0
     lease_s: float = 15.0
     card: ModelCard | None = None
-    # {max_jobs}
+    # {max_jobs}; of an edge builder {store, targets}
     capacity: Mapping[str, Any] = field(default_factory=lambda: {})
-    # {num_running, num_waiting, num_free_blocks, num_total_blocks, prefix_keys}
+    # {num_running, num_waiting, num_free_blocks, num_total_blocks, prefix_keys}; of an edge builder {build}
     load: Mapping[str, Any] = field(default_factory=lambda: {})
     draining: bool = False
 
@@ -349,7 +352,7 @@ class ApiKey:
 class Due:
     """What there is to do for the scheduler that leads, apart from placing."""
 
-    # There are queued jobs.
+    # There are queued jobs that are placed.
     queued: bool
     # Queued jobs whose deadline has passed.
     late: bool

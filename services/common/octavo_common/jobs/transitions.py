@@ -37,6 +37,8 @@ class Core:
     loss_tokens: int = 0
     emitted_ids: tuple[int, ...] = ()
     cancel_requested: bool = False
+    # Of a kind that its service takes by itself.
+    pulled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +102,23 @@ def channels(change: Change) -> frozenset[str]:
 
 def assign(core: Core, *, fence: int, worker: UUID, facts: Facts) -> Change | None:
     """Queued -> assigned, by the placing scheduler."""
-    free = core.state is JobState.QUEUED and core.fence == fence and not core.cancel_requested
-    if not free or not facts.ready or facts.deadline_passed:
+    if core.pulled or core.fence != fence or not _is_free(core, facts):
         return None
     after = replace(core, state=JobState.ASSIGNED, fence=core.fence + 1, worker_id=worker)
     return Change(before=core, after=after, event="assigned", process_id=worker)
+
+
+def take(core: Core, *, process: UUID, facts: Facts) -> Change | None:
+    """Queued -> running, by a service that takes jobs of its kind by itself."""
+    if not core.pulled or not _is_free(core, facts):
+        return None
+    after = replace(core, state=JobState.RUNNING, fence=core.fence + 1, worker_id=process)
+    return Change(before=core, after=after, event="running", process_id=process)
+
+
+def _is_free(core: Core, facts: Facts) -> bool:
+    waits = core.state is JobState.QUEUED and not core.cancel_requested
+    return waits and facts.ready and not facts.deadline_passed
 
 
 def claim(core: Core, *, worker: UUID) -> Change | None:
@@ -241,7 +255,7 @@ DEADLINE = JobFailure(
 LOST = JobFailure(
     code="WORKER_LOST",
     message=f"the job lost its worker {MAX_LOSSES} times without any progress",
-    hint="the request itself may bring workers down; the logs of the workers in the job's events say how",
+    hint="the request itself may bring workers down; the logs of the processes in the job's events say how",
     status="ABORTED",
 )
 

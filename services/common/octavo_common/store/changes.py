@@ -11,14 +11,16 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from octavo_common.jobs.model import JobState
+from octavo_common.jobs.model import PULLED_KINDS, JobState
 from octavo_common.jobs.transitions import Change, Core, Facts, channels
 
 Rule = Callable[[Core, Facts], Change | None]
 
-CORE_COLUMNS = """
+# Names of ours, and no parameters: the list is part of other statements.
+_IS_PULLED = f"j.kind in ({', '.join(repr(kind) for kind in sorted(PULLED_KINDS))})"
+CORE_COLUMNS = f"""
     j.id, j.state, j.fence, j.worker_id, j.stream_owner, j.losses, j.total_losses, j.num_tokens, j.loss_tokens,
-    j.emitted_ids, j.cancel_requested,
+    j.emitted_ids, j.cancel_requested, {_IS_PULLED} as pulled,
     coalesce(j.not_before <= now(), true) as ready,
     coalesce(j.deadline <= now(), false) as deadline_passed,
     coalesce(j.lease_until <= now(), false) as lease_over,
@@ -26,6 +28,9 @@ CORE_COLUMNS = """
            and o.heartbeat_at > now() - make_interval(secs => o.lease_s)) as owner_fresh,
     extract(epoch from now() - j.created_at)::float8 as age_s
 """
+
+# Whoever gives a tenant one job more to run counts first, one after the other.
+LOCK_ASSIGNING = text(f"select pg_advisory_xact_lock({0x0C7B}, 2)")
 
 _LOCK = text(
     f"select {CORE_COLUMNS} from jobs j where j.id = :id and (:tenant is null or j.tenant = :tenant) for update of j"
@@ -74,6 +79,7 @@ def to_core(row: RowMapping) -> tuple[Core, Facts]:
         loss_tokens=row["loss_tokens"],
         emitted_ids=tuple(row["emitted_ids"]),
         cancel_requested=row["cancel_requested"],
+        pulled=row["pulled"],
     )
     facts = Facts(
         ready=row["ready"],

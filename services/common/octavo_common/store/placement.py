@@ -13,15 +13,13 @@ from sqlalchemy import ARRAY, BigInteger, Boolean, Uuid, bindparam, text
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from octavo_common.jobs.model import Assignment, Due, FleetJob, FleetWorker, QueuedJob
+from octavo_common.jobs.model import GENERATION, Assignment, Due, FleetJob, FleetWorker, QueuedJob
 from octavo_common.jobs.spec import ModelCard
 from octavo_common.store.base import translated
+from octavo_common.store.changes import LOCK_ASSIGNING
 from octavo_common.store.upkeep import DUE_COLUMNS, Upkeep
 
 _LEAD_LOCK = (0x0C7B, 1)
-_ASSIGN_LOCK = (0x0C7B, 2)
-
-_LOCK_ASSIGNING = text("select pg_advisory_xact_lock(:space, :key)")
 
 # Asks pg_locks first: a session that takes an advisory lock twice would have to give it back twice.
 _TRY_LEAD = text(
@@ -35,7 +33,7 @@ _TRY_LEAD = text(
 # A page for each model that a live worker serves, without jobs of tenants at their limit: jobs that nobody can run now
 # never hide others that somebody can.
 _QUEUE = text(
-    """
+    f"""
     with running as materialized (
       select tenant, count(*) as num_running from jobs where state in ('assigned','running') group by tenant
     ), served as materialized (
@@ -50,7 +48,7 @@ _QUEUE = text(
         extract(epoch from now() - j.created_at)::float8 as age_s,
         t.max_running as tenant_max_running, coalesce(r.num_running, 0) as tenant_num_running, j.created_at
       from jobs j left join tenants t on t.name = j.tenant left join running r on r.tenant = j.tenant
-      where j.state = 'queued' and j.model_digest = served.digest
+      where j.state = 'queued' and j.model_digest = served.digest and j.kind = '{GENERATION}'
         and (j.not_before is null or j.not_before <= now()) and (j.deadline is null or j.deadline > now())
         and not j.cancel_requested
         and (t.max_running is null or coalesce(r.num_running, 0) < t.max_running)
@@ -78,7 +76,7 @@ _FLEET = text(
 # Without waiting for the disk: whatever acts on an assignment commits its claim first, and that flushes both. An
 # assignment that a crash of the database loses was never acted on.
 _ASSIGN = text(
-    """
+    f"""
     with wanted as (
       select distinct on (job_id) * from unnest(:job_ids, :fences, :worker_ids) with ordinality
         as a(job_id, fence, worker_id, rank) order by job_id, rank
@@ -91,7 +89,7 @@ _ASSIGN = text(
         t.max_running - coalesce(r.num, 0) as room,
         row_number() over (partition by j.tenant order by a.rank) as turn
       from wanted a
-        join jobs j on j.id = a.job_id and j.fence = a.fence and j.state = 'queued'
+        join jobs j on j.id = a.job_id and j.fence = a.fence and j.state = 'queued' and j.kind = '{GENERATION}'
         join processes w on w.id = a.worker_id and not w.draining and w.suspected_at is null
           and w.heartbeat_at > now() - make_interval(secs => w.lease_s)
         left join tenants t on t.name = j.tenant left join running r on r.tenant = j.tenant
@@ -160,7 +158,7 @@ class PlacementStore(Upkeep):
         if left:
             async with self._transaction() as connection:
                 # Two schedulers may believe for a moment that they lead: limits are counted one after the other.
-                await connection.execute(_LOCK_ASSIGNING, {"space": _ASSIGN_LOCK[0], "key": _ASSIGN_LOCK[1]})
+                await connection.execute(LOCK_ASSIGNING)
                 took |= {row.id for row in await connection.execute(_ASSIGN, _values(left, counting=True))}
         return [a.job_id for a in assignments if a.job_id in took]
 

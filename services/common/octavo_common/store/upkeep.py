@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import text
 
 from octavo_common.jobs import transitions
-from octavo_common.jobs.model import Pruned, Reaped
+from octavo_common.jobs.model import GENERATION, Pruned, Reaped
 from octavo_common.store.base import Store
 from octavo_common.store.changes import CORE_COLUMNS, to_core, write
 
@@ -29,7 +29,7 @@ _LATE = text(
 )
 # Columns of a Due: nearly always there is nothing to do, and one statement says so.
 DUE_COLUMNS = f"""
-    exists (select from jobs where state = 'queued') as queued,
+    exists (select from jobs where state = 'queued' and kind = '{GENERATION}') as queued,
     exists (select from jobs j where {_IS_LATE}) as late,
     exists (select from jobs j where {_IS_LEASE_OVER}) as lost,
     (select extract(epoch from min(j.lease_until) - now())::float8 from jobs j
@@ -46,8 +46,8 @@ _PRUNE_CONTENTS = text(
     )
     update jobs j set content_kept = false, prompt_ids = '{}', emitted_ids = '{}', prefix_keys = '{}',
       payload = j.payload - 'stop' - 'prompt' - 'bad_words' - 'grammar' - 'logit_bias' - 'allowed_token_ids'
-        - 'stop_token_ids',
-      result = j.result - 'token_ids' - 'text' - 'logprobs' - 'prompt_logprobs' - 'others'
+        - 'stop_token_ids' - 'recipe_yaml' - 'recipe_texts',
+      result = j.result - 'token_ids' - 'text' - 'logprobs' - 'prompt_logprobs' - 'others' - 'files'
     from old where j.id = old.id
     """
 )

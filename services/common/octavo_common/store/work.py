@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ARRAY, Text, Uuid, bindparam, text
@@ -124,15 +125,33 @@ class WorkStore(Store):
         """
         assert (result is not None) + (failure is not None) + cancelled == 1
         state = JobState.SUCCEEDED if result else JobState.FAILED if failure else JobState.CANCELLED
-        error = CANCELLED if cancelled else failure
+        return await self._end(
+            job_id,
+            fence,
+            state,
+            result=None if result is None else result.to_json(),
+            failure=CANCELLED if cancelled else failure,
+            num_tokens=0 if result is None else result.usage.completion_tokens,
+        )
+
+    async def _end(
+        self,
+        job_id: UUID,
+        fence: int,
+        state: JobState,
+        *,
+        result: Mapping[str, Any] | None,
+        failure: JobFailure | None,
+        num_tokens: int,
+    ) -> bool:
         values = {
             "id": job_id,
             "fence": fence,
             "state": state.value,
-            "result": None if result is None else result.to_json(),
-            "error": None if error is None else error.to_json(),
-            "num_tokens": 0 if result is None else result.usage.completion_tokens,
-            "details": {} if error is None else {"code": error.code},
+            "result": None if result is None else dict(result),
+            "error": None if failure is None else failure.to_json(),
+            "num_tokens": num_tokens,
+            "details": {} if failure is None else {"code": failure.code},
         }
         if await self._run(_FINISH, values):
             return True
