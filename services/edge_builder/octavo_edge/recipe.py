@@ -57,6 +57,20 @@ class Method(StrEnum):
     MSE = "mse"
 
 
+class SensitivityMetric(StrEnum):
+    """What rounding a layer costs, at the logits."""
+
+    KL = "kl"  # divergence from the float graph
+    SQNR = "sqnr"  # noise to signal
+
+
+class Unit(StrEnum):
+    """What changes precision as a whole."""
+
+    LAYER = "layer"
+    WEIGHT = "weight"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightPrecision:
     """How the weights of one kind are stored; ``block_size`` is for BQ and LPBQ alone."""
@@ -121,8 +135,25 @@ class GPTQ:
     num_windows: int = 30
 
 
-Step = SeqMSE | GPTQ
-STEPS: dict[str, type[Step]] = {step.name: step for step in (SeqMSE, GPTQ)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPrecision:
+    """The layers of the blocks that lose most by their precision get the one of ``to``.
+
+    ``max_share`` bounds what that costs: a share of the bytes that raising all of them would take. ``max_count`` bounds
+    how many they are.
+    """
+
+    name: ClassVar[str] = "MixedPrecision"
+    metric: SensitivityMetric = SensitivityMetric.KL
+    by: Unit = Unit.LAYER
+    num_windows: int = 4
+    max_share: float = 0.1
+    max_count: int | None = None
+    to: WeightPrecision = WeightPrecision()
+
+
+Step = SeqMSE | GPTQ | MixedPrecision
+STEPS: dict[str, type[Step]] = {step.name: step for step in (SeqMSE, GPTQ, MixedPrecision)}
 # What Qualcomm's tools know besides, for an error that says so.
 UNBUILT_STEPS = ("AdaRound", "AdaScale", "Clip", "Skip", "SpinQuant")
 
@@ -186,11 +217,36 @@ def checked(recipe: Recipe) -> Recipe:
         ("evaluation.num_windows", recipe.evaluation.num_windows),
     ]
     for index, step in enumerate(recipe.recipe):
-        counts += [(f"recipe[{index}].{entry.name}", getattr(step, entry.name)) for entry in fields(step)]
+        counts += [(f"recipe[{index}].{name}", count) for name, count in _counts(step)]
+        if isinstance(step, MixedPrecision):
+            _check_mixed(f"recipe[{index}]", step, recipe)
     for key, count in counts:
         if count < 1:
             raise _bad(key, f"is {count}; it is at least 1")
     return recipe
+
+
+def _counts(step: Step) -> list[tuple[str, int]]:
+    found = [(entry.name, getattr(step, entry.name)) for entry in fields(step)]
+    return [(name, value) for name, value in found if type(value) is int]
+
+
+def _check_mixed(where: str, step: MixedPrecision, recipe: Recipe) -> None:
+    low, high = recipe.precision.blocks, step.to
+    if not 0 < step.max_share <= 1:
+        raise _bad(f"{where}.max_share", f"is {step.max_share}; it is over 0 and at most 1")
+    _check_weights(f"{where}.to", high)
+    if low.qtype.is_float or high.qtype.is_float:
+        raise _bad(f"{where}.to.qtype", f"is {high.qtype} and the blocks' is {low.qtype}; both are integers")
+    if _fineness(high) <= _fineness(low):
+        raise _bad(f"{where}.to", "is no finer than precision.blocks: it has more bits, or as many in finer groups")
+    if sum(isinstance(other, MixedPrecision) for other in recipe.recipe) > 1:
+        raise _bad(f"{where}.name", "is MixedPrecision, which comes once")
+
+
+def _fineness(weights: WeightPrecision) -> tuple[int, int, int]:
+    order = (Granularity.PTQ, Granularity.PCQ, Granularity.LPBQ, Granularity.BQ)
+    return weights.qtype.bits, order.index(weights.granularity), -(weights.block_size or 0)
 
 
 def _check_weights(where: str, weights: WeightPrecision) -> None:

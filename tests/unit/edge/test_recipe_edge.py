@@ -17,16 +17,20 @@ from octavo_edge.recipe import (
     Gates,
     Granularity,
     Method,
+    MixedPrecision,
     Precision,
     QType,
     Recipe,
     RecipeInvalid,
+    SensitivityMetric,
     SeqMSE,
+    Unit,
     WeightPrecision,
     checked,
 )
 from octavo_edge.recipe_file import from_yaml, load, to_yaml
 
+INT4 = "precision: {blocks: {qtype: int4}}\n"
 limits = st.none() | st.floats(0, 1e6, allow_nan=False)
 counts = st.integers(1, 1000)
 texts = st.lists(st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1), max_size=3).map(
@@ -99,6 +103,21 @@ gates: {max_mean_kl_nats: 1e-3}
     assert recipe.gates == Gates(max_mean_kl_nats=0.001)
 
 
+def test_mixed_precision_is_read_back_and_decides_what_is_built():
+    step = "recipe: [{name: MixedPrecision, metric: sqnr, by: weight, max_count: 3, to: {qtype: int16}}]"
+    recipe = from_yaml(INT4 + step)
+    to = WeightPrecision(qtype=QType.INT16)
+    asked = MixedPrecision(metric=SensitivityMetric.SQNR, by=Unit.WEIGHT, max_count=3, to=to)
+    assert recipe.recipe == (asked,)
+    assert from_yaml(to_yaml(recipe)) == recipe
+    assert recipe.fingerprint() != from_yaml(INT4 + step.replace("max_count: 3", "max_count: 4")).fingerprint()
+    # Finer groups of as many bits are finer too.
+    blocks = (
+        "precision: {blocks: {qtype: int8}}\nrecipe: [{name: MixedPrecision, to: {granularity: BQ, block_size: 64}}]"
+    )
+    assert from_yaml(blocks).precision.blocks.qtype is QType.INT8
+
+
 def test_the_recipe_of_the_documentation_is_one():
     page = (Path(__file__).parents[3] / "docs" / "edge.md").read_text()
     (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
@@ -123,6 +142,12 @@ def test_name_and_gates_do_not_change_what_is_built():
         ("recipe: [{name: SpinQuant}]", "recipe[0].name", "not built here"),
         ("recipe: [{name: seqmse}]", "recipe[0].name", "did you mean 'SeqMSE'"),
         ("recipe: [SeqMSE]", "recipe[0]", "a mapping with a name"),
+        ("recipe: [{name: MixedPrecision}]", "recipe[0].to", "no finer than precision.blocks"),
+        (f"{INT4}recipe: [{{name: MixedPrecision, to: {{qtype: float32}}}}]", "recipe[0].to.qtype", "integers"),
+        (f"{INT4}recipe: [{{name: MixedPrecision, to: {{granularity: BQ}}}}]", "recipe[0].to.block_size", "needed"),
+        (f"{INT4}recipe: [{{name: MixedPrecision, max_share: 0}}]", "recipe[0].max_share", "over 0"),
+        (f"{INT4}recipe: [{{name: MixedPrecision, max_count: 0}}]", "recipe[0].max_count", "at least 1"),
+        (f"{INT4}recipe: [{{name: MixedPrecision}}, {{name: MixedPrecision}}]", "recipe[0].name", "comes once"),
         ("precision: {blocks: {qtype: int3}}", "precision.blocks.qtype", "one of int4"),
         ("precision: {blocks: {granularity: LPBQ, block_size: 64}}", "precision.blocks.granularity", "for int4"),
         ("precision: {blocks: {qtype: int4, granularity: BQ}}", "precision.blocks.block_size", "needed for BQ"),

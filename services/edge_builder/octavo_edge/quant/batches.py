@@ -68,12 +68,20 @@ def texts_behind_nothing(folder: Path, spec: GraphSpec, texts: Sequence[Sequence
 
 
 def next_inputs(
-    spec: GraphSpec, outputs: Mapping[str, NDArray[Any]], num_before: int, tokens: Sequence[int]
+    spec: GraphSpec,
+    outputs: Mapping[str, NDArray[Any]],
+    num_before: int,
+    tokens: Sequence[int],
+    *,
+    ar: int | None = None,
 ) -> Mapping[str, NDArray[Any]]:
-    """Inputs of the largest graph for tokens behind ``num_before`` others, whose keys and values are ``outputs``."""
+    """Inputs of the graph for ``ar`` tokens (the largest if none is given) that come behind ``num_before`` others.
+
+    Their keys and values are the first columns of ``outputs``.
+    """
     decoding = Decoding(spec, _never)
     decoding.cache.append(outputs, num_before)
-    return decoding.inputs(spec.ars[0], tokens)
+    return decoding.inputs(spec.ars[0] if ar is None else ar, tokens)
 
 
 def _never(ar: int, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo_edge.quant.grid import INT4, INT8, INT16, UINT8, UINT16, IntGrid
 from octavo_edge.quant.placement import WeightKind
 from octavo_edge.quant.plan import ActivationPlan, QuantPlan, WeightPlan
-from octavo_edge.recipe import GPTQ, Granularity, QType, Recipe, SeqMSE, WeightPrecision
+from octavo_edge.recipe import GPTQ, Granularity, MixedPrecision, QType, Recipe, SeqMSE, WeightPrecision
 
 _WEIGHTS = {QType.INT4: INT4, QType.INT8: INT8, QType.INT16: INT16}
 _ACTIVATIONS = {QType.INT8: UINT8, QType.INT16: UINT16}
@@ -22,7 +22,7 @@ def plan_of(recipe: Recipe) -> QuantPlan:
         if not asked.qtype.is_float:
             # A head of 8 bits loses next to nothing; left alone it has the integers of a tied table.
             searched = kind is WeightKind.BLOCK or asked.qtype is QType.INT4
-            weights[kind] = _weights(asked, num_candidates * searched, feedback and searched)
+            weights[kind] = weight_plan(asked, num_candidates * searched, feedback and searched)
     if not precision.embedding.is_float:
         weights[WeightKind.EMBEDDING] = _table(precision.embedding)
     activations = ActivationPlan(
@@ -32,11 +32,13 @@ def plan_of(recipe: Recipe) -> QuantPlan:
         percentile=calibration.percentile,
         float_residual=precision.residual.is_float,
     )
-    num_batches = max((step.num_windows for step in recipe.recipe), default=1)
+    looking = [step.num_windows for step in recipe.recipe if not isinstance(step, MixedPrecision)]
+    num_batches = max(looking, default=1)
     return QuantPlan(activations=activations, weights=weights, num_input_batches=num_batches)
 
 
-def _weights(asked: WeightPrecision, num_candidates: int, feedback: bool) -> WeightPlan:
+def weight_plan(asked: WeightPrecision, num_candidates: int = 0, feedback: bool = False) -> WeightPlan:
+    """A precision in grids, which is an integer's; MinMax and nearest where nothing else is said."""
     return WeightPlan(
         grid=_WEIGHTS[asked.qtype],
         granularity=asked.granularity,

@@ -24,6 +24,7 @@ Arrays = Mapping[str, NDArray[Any]]
 Override = Callable[[str], "NDArray[Any] | None"]
 
 _ERRORS_ONLY = 3
+_SMALL = 1024  # a constant of less than this part of a piece does not count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ def run_by_pieces(
 
     Pieces hold constants of ``piece_bytes``, or one constant that is larger.
     """
-    segments = cut(graph, _starts_by_bytes(graph, piece_bytes))
+    segments = cut(graph, starts_by_bytes(graph, piece_bytes))
     last = last_reads(segments)
     live: list[dict[str, NDArray[Any]]] = [{} for _ in batches]
     for index, segment in enumerate(segments):
@@ -123,13 +124,17 @@ def run_by_pieces(
         on_piece(index + 1, len(segments))
 
 
-def _starts_by_bytes(graph: Topology, piece_bytes: int) -> list[int]:
+def starts_by_bytes(graph: Topology, piece_bytes: int) -> list[int]:
+    """Where pieces begin whose constants are of about ``piece_bytes`` at most, or one constant that is larger.
+
+    A shape or a factor begins none: behind the head that would keep the logits of all batches for it.
+    """
     starts: list[int] = []
     held, seen = 0, set()
     for index, node in enumerate(graph.nodes):
         new = [name for name in node.input if name in graph.constants and name not in seen]
         size = sum(graph.constant_bytes(name) for name in new)
-        if held and held + size > piece_bytes:
+        if held and held + size > piece_bytes and size > piece_bytes // _SMALL:
             starts.append(index)
             held = 0
         held += size

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,18 @@ from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
 from octavo_edge.quant.batches import BatchStore, next_inputs, texts_behind_nothing
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.corpus import Purpose, documents, texts_digest
+from octavo_edge.quant.derived import derived_sqnr_db
 from octavo_edge.quant.encodings import Encodings, write_v1, write_v2
 from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.evaluation import Comparison, Outputs, compare
+from octavo_edge.quant.mixed import Choice, choose
 from octavo_edge.quant.placement import place
 from octavo_edge.quant.plan import Quantised, QuantPlan
 from octavo_edge.quant.planning import plan_of
 from octavo_edge.quant.qdq import write_qdq
 from octavo_edge.quant.segments import run_by_pieces
 from octavo_edge.quant.topology import Topology, corresponding_names
-from octavo_edge.recipe import Recipe, RecipeInvalid, WeightPrecision
+from octavo_edge.recipe import MixedPrecision, Recipe, RecipeInvalid, WeightPrecision
 from octavo_edge.report import finite
 from octavo_edge.stage import Gate, StageContext, StageOutcome, TensorLoss, gates_of
 from octavo_edge.target import TargetProfile
@@ -95,12 +97,17 @@ class Quantise:
         if len(batches) < _FEW_BATCHES:
             warnings.append(f"{len(batches)} calibration batches; under {_FEW_BATCHES} ranges are a guess")
         try:
-            quantised = work.quantise(plan_of(self.recipe), batches)
+            plan, choice = work.mix(plan_of(self.recipe), batches)
+            quantised = work.quantise(plan, batches)
             work.write(quantised)
         except CannotQuantise as e:
             raise NotQuantisable(str(e)) from e
-        comparison = work.compare(reference)
-        return _outcome(ctx.out, comparison, quantised, len(batches), warnings)
+        metrics = {
+            "num_calibration_batches": float(len(batches)),
+            **{f"logits_sqnr_db_ar{ar}": value for ar, value in work.compare_derived(reference).items()},
+        }
+        details = {} if choice is None else {"sensitivity": choice.table()}
+        return _outcome(ctx.out, work.compare(reference), quantised, metrics, details, warnings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +176,20 @@ class _Work:
                 batches.add(next_inputs(spec, outputs, ar, stretch[ar:]))
         return batches, reference
 
+    def mix(self, plan: QuantPlan, batches: BatchStore) -> tuple[QuantPlan, Choice | None]:
+        """The plan with the exceptions that sensitivity asks for, and how they were found, if the recipe wants any."""
+        step = next((step for step in self.recipe.recipe if isinstance(step, MixedPrecision)), None)
+        if step is None:
+            return plan, None
+        graph = Topology(self.source / graph_file(self._spec().ars[0]))
+        placement = place(graph, float_residual=plan.activations.float_residual)
+
+        def on_piece(done: int, total: int) -> None:
+            self.ctx.step(done, total, "measuring what each layer loses")
+
+        choice = choose(graph, placement, plan, step, batches, on_piece)
+        return replace(plan, exceptions=choice.exceptions), choice
+
     def quantise(self, plan: QuantPlan, batches: BatchStore) -> Quantised:
         """All weights and ranges, from the graph for most tokens."""
         graph = Topology(self.source / graph_file(self._spec().ars[0]))
@@ -211,6 +232,17 @@ class _Work:
         )
         return compare(spec, reference, got)
 
+    def compare_derived(self, reference: Outputs) -> dict[int, float]:
+        """The logits of the graphs for fewer tokens against float graphs of the same size."""
+        return derived_sqnr_db(
+            self._spec(),
+            self.source,
+            self.ctx.out,
+            reference,
+            self.ctx.scratch,
+            lambda done, total: self.ctx.step(done, total, "comparing the smaller graphs"),
+        )
+
     def _spec(self) -> GraphSpec:
         return read_spec(self.source)
 
@@ -218,24 +250,31 @@ class _Work:
 def _check_target(recipe: Recipe, profile: TargetProfile) -> None:
     precision = recipe.precision
     asked = [("precision.activations", precision.activations, profile.activations)]
-    asked += [(f"precision.{kind}.qtype", w.qtype, profile.weights) for kind, w in _kinds(recipe)]
+    asked += [(f"{kind}.qtype", w.qtype, profile.weights) for kind, w in _kinds(recipe)]
     for key, qtype, allowed in asked:
         if qtype not in allowed:
             takes = ", ".join(sorted(allowed))
             raise RecipeInvalid(f"recipe: {key} is {qtype}; {profile.name} takes {takes}", param=key)
     for kind, weights in _kinds(recipe):
         if not weights.qtype.is_float and weights.granularity not in profile.granularities:
-            key = f"precision.{kind}.granularity"
+            key = f"{kind}.granularity"
             takes = ", ".join(sorted(profile.granularities))
             raise RecipeInvalid(f"recipe: {key} is {weights.granularity}; {profile.name} takes {takes}", param=key)
 
 
 def _kinds(recipe: Recipe) -> tuple[tuple[str, WeightPrecision], ...]:
-    return (("blocks", recipe.precision.blocks), ("lm_head", recipe.precision.lm_head))
+    steps = enumerate(recipe.recipe)
+    raised = tuple((f"recipe[{index}].to", step.to) for index, step in steps if isinstance(step, MixedPrecision))
+    return (("precision.blocks", recipe.precision.blocks), ("precision.lm_head", recipe.precision.lm_head), *raised)
 
 
 def _outcome(
-    out: Path, comparison: Comparison, quantised: Quantised, num_batches: int, warnings: Sequence[str]
+    out: Path,
+    comparison: Comparison,
+    quantised: Quantised,
+    measured: Mapping[str, float],
+    details: Mapping[str, Any],
+    warnings: Sequence[str],
 ) -> StageOutcome:
     losses = [TensorLoss(tensor=name, sqnr_db=value) for name, value in comparison.cache_sqnr_db.items()]
     losses.append(TensorLoss(tensor="logits", sqnr_db=comparison.sqnr_db))
@@ -243,9 +282,9 @@ def _outcome(
     metrics = {
         **comparison.metrics(),
         "size_bytes": float((out / WEIGHTS_FILE).stat().st_size),
-        "num_calibration_batches": float(num_batches),
+        **measured,
     }
-    details = {"weights_sqnr_db": dict(sorted(quantised.errors.items(), key=lambda item: item[1]))}
+    details = {**details, "weights_sqnr_db": dict(sorted(quantised.errors.items(), key=lambda item: item[1]))}
     (out / "quantise.json").write_text(json.dumps(finite({"metrics": metrics, **details}), indent=1) + "\n")
     return StageOutcome(
         metrics=metrics,
