@@ -83,11 +83,17 @@ def test_sixteen_bit_activations_and_eight_bit_weights_keep_the_logits(w8a16, ex
 def test_integers_of_weights_are_those_of_onnx_runtime(w8a16, stock):
     model = onnx.load(stock)
     theirs = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    _, _, quantised = w8a16
+    _, graph, quantised = w8a16
     compared = 0
     for name, weight in quantised.weights.items():
         if f"{name}_quantized" in theirs and name[-2:] in ("_0", "_1") and "norm" not in name:
-            difference = weight.integers.astype(int) - theirs[f"{name}_quantized"].astype(int)
+            # Where the largest magnitude is negative steps are finer than the runtime's, whose grid is cut at -127.
+            exact = graph.constant(name).reshape(len(weight.integers), -1)
+            same = exact.max(axis=1) >= -exact.min(axis=1)
+            assert same.any(), name
+            integers = (weight.integers, theirs[f"{name}_quantized"])
+            ours, stock_ones = (array.reshape(exact.shape)[same].astype(int) for array in integers)
+            difference = ours - stock_ones
             # A scale that differs in its last bit moves a number that lies between two integers.
             assert np.abs(difference).max() <= 1 and np.mean(difference != 0) < 0.01, name
             compared += 1

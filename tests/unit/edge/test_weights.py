@@ -77,12 +77,13 @@ def test_a_scale_is_never_zero_or_denormal():
     assert weights.channel_scales(np.zeros((2, 4), np.float32), grids.INT4).channel.tolist() == [1.0, 1.0]
 
 
-def test_every_channel_reaches_its_highest_integer_and_none_is_clipped():
+def test_every_channel_reaches_an_end_of_its_grid_and_none_is_clipped():
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(6, 32)).astype(np.float32) * rng.uniform(1e-3, 1e3, size=(6, 1)).astype(np.float32)
     scales = weights.channel_scales(weight, grids.INT4)
     integers = weights.to_integers(weight, scales, grids.INT4)
-    assert np.abs(integers).max(axis=1).tolist() == [7] * 6
+    reached = (integers.max(axis=1) == 7) | (integers.min(axis=1) == -8)
+    assert reached.all() and not np.all(integers.min(axis=1) > -8) and not np.all(integers.max(axis=1) < 7)
     assert np.all(np.abs(weights.to_floats(integers, scales) - weight) <= scales.expand(32) * 0.5001)
 
 

@@ -85,13 +85,17 @@ def joined(parts: Sequence[Scales]) -> Scales:
 
 
 def channel_scales(weight_OI: Floats, grid: IntGrid) -> ChannelScales:
-    """MinMax: each channel's largest magnitude lands on the grid's highest integer."""
-    return ChannelScales(channel=safe_scale(np.abs(weight_OI).max(axis=1) / grid.highest))
+    """MinMax: the least scale that clips no weight of the channel.
+
+    The grid has one negative integer more than positive ones, so a channel whose largest magnitude is negative has
+    finer steps: an eighth finer with 4 bits.
+    """
+    return ChannelScales(channel=safe_scale(_least_scale(weight_OI, grid, axis=1)))
 
 
 def block_scales(weight_OI: Floats, grid: IntGrid, block_size: int) -> BlockScales:
     """MinMax of each block. ValueError if blocks do not divide a channel."""
-    block = _block_absmax(weight_OI, block_size) / grid.highest
+    block = _least_scale(_in_blocks(weight_OI, block_size), grid, axis=2)
     # Any scale fits a block of zeros. One beyond the channel's others would be what LPBQ's channel scale is made for.
     block = np.where(block < LEAST_SCALE, block.max(axis=1, keepdims=True), block)
     return BlockScales(block=safe_scale(block), block_size=block_size)
@@ -131,8 +135,14 @@ def _as(kind: type[S], scales: Scales) -> S:
     return scales
 
 
-def _block_absmax(weight_OI: Floats, block_size: int) -> NDArray[Any]:
+def _least_scale(weights: Floats, grid: IntGrid, *, axis: int) -> NDArray[Any]:
+    assert grid.signed, "weights are positive and negative"
+    return np.maximum(weights.max(axis=axis) / grid.highest, weights.min(axis=axis) / grid.lowest)
+
+
+def _in_blocks(weight_OI: Floats, block_size: int) -> Floats:
+    """[O, B, block_size]."""
     num_channels, num_inputs = weight_OI.shape
     if num_inputs % block_size:
         raise CannotQuantise(f"blocks of {block_size} do not divide {num_inputs} inputs")
-    return np.abs(weight_OI).reshape(num_channels, -1, block_size).max(axis=2)
+    return weight_OI.reshape(num_channels, -1, block_size)
