@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo_common.clock import SystemClock
-from octavo_edge.artifacts import AdaptedModel, OptimisedGraph, QuantisedGraph, SourceModel, source_model
+from octavo_edge.artifacts import AdaptedModel, ExportedModel, OptimisedGraph, QuantisedGraph, SourceModel, source_model
 from octavo_edge.pipeline import Pipeline, Surroundings, pipeline
 from octavo_edge.stage import Cancellation, Gate, StageContext, StageOutcome, TensorLoss
 from octavo_edge.store import ArtifactStore
@@ -27,7 +27,10 @@ class NoTarget:
     def check(self, graph: GraphSummary) -> list:
         return []
 
-    def compile(self, model: QuantisedGraph, options: CompileOptions, out: Path) -> CompileResult:
+    def check_options(self, options: CompileOptions) -> None:
+        pass
+
+    def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
         return CompileResult(outcome=CompiledAndRun())
 
 

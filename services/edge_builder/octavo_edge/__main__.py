@@ -22,6 +22,7 @@ from octavo_edge.recipe import PRESETS
 from octavo_edge.recipe_file import load
 from octavo_edge.stage import Cancellation, Progress
 from octavo_edge.store import ArtifactStore
+from octavo_edge.target import options_by_target
 
 FAILED, WRONG, GATE, CANCELLED = 1, 2, 3, 130
 _WRONG_STATUSES = (Status.INVALID_ARGUMENT, Status.NOT_FOUND)
@@ -82,7 +83,11 @@ def _build(options: argparse.Namespace, clock: Clock, cancellation: Cancellation
     narrator = Narrator(clock)
     request = BuildRequest(
         model=options.model,
-        target=options.target,
+        targets=options.target,
+        target_options=options_by_target(options.target, options.target_option),
+        attention=options.attention,
+        num_parts=options.parts,
+        passes=options.passes,
         recipe=load(options.recipe),
         context_length=options.context_length,
         ars=options.ar,
@@ -93,7 +98,7 @@ def _build(options: argparse.Namespace, clock: Clock, cancellation: Cancellation
         request, clock=clock, cancellation=cancellation, on_progress=narrator.progress, on_stage=narrator.stage
     )
     _say(f"{report.outcome} in {report.seconds:.1f} s: {options.out / 'report.html'}")
-    return 0
+    return FAILED if any(target.failed for target in report.targets) else 0
 
 
 def _store(options: argparse.Namespace, clock: Clock, cancellation: Cancellation) -> int:
@@ -116,10 +121,24 @@ def _parser() -> argparse.ArgumentParser:
 
     make = commands.add_parser("build", parents=[shared], help="build a model for a target")
     make.add_argument("model", type=Path, help="a Hugging Face directory or a .gguf file")
-    make.add_argument("--target", required=True, help=f"one of: {', '.join(TARGETS)}")
+    make.add_argument(
+        "--target", type=_names, required=True, metavar="T,T", help=f"one or more of: {', '.join(TARGETS)}"
+    )
+    make.add_argument(
+        "--target-option",
+        action="append",
+        default=[],
+        metavar="[T.]KEY=VALUE",
+        help="for the target's tool-chain; with several targets T.KEY says for which. May be given more than once",
+    )
     make.add_argument("--recipe", default="w8a16", help=f"a YAML file, or one of: {', '.join(PRESETS)}")
     make.add_argument("--context-length", type=int, default=512, metavar="TOKENS")
     make.add_argument("--ar", type=_numbers, default=(128, 1), help="new tokens of each graph: 128,1", metavar="N,N")
+    make.add_argument("--attention", choices=("mha", "sha"), default="mha", help="heads together, or each by itself")
+    make.add_argument("--parts", type=int, default=1, metavar="N", help="pieces that the layers are cut into")
+    make.add_argument(
+        "--passes", type=_names, metavar="NAME,NAME", help="rewrites of the graphs; all usual ones if not given"
+    )
     make.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the build goes")
     make.set_defaults(command=_build)
 
@@ -127,6 +146,10 @@ def _parser() -> argparse.ArgumentParser:
     store.add_argument("--keep-gb", type=float, metavar="GB", help="remove the least recently used beyond that")
     store.set_defaults(command=_store)
     return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -8,25 +8,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo_common.clock import Clock
 from octavo_common.errors import Cancelled, InvalidArgument, NotFound, OctavoError
-from octavo_edge.artifacts import AdaptedModel, CompiledBlob, QuantisedGraph, SourceModel, source_model
+from octavo_common.space import NoSpace
+from octavo_edge.artifacts import CompiledBlob, ExportedModel, SourceModel, source_model
 from octavo_edge.deliver import check_place, deliver, retract, tree
 from octavo_edge.fingerprint import builder_fingerprint
 from octavo_edge.pipeline import Pipeline, StageRun, Surroundings, pipeline
 from octavo_edge.recipe import Recipe
 from octavo_edge.recipe_file import to_plain
-from octavo_edge.report import BuildReport, StageEntry, build_to_json
+from octavo_edge.report import BuildReport, StageEntry, TargetEntry, build_to_json
 from octavo_edge.report_page import page
 from octavo_edge.stage import Cancellation, Progress
 from octavo_edge.store import ArtifactStore
-from octavo_edge.target import Target
+from octavo_edge.target import CompileOptions, Target
 
-# Of the adapted model the device gets the tokenizer and the settings; the weights are in the graphs.
-_NOT_DELIVERED = "weights.safetensors"
+if TYPE_CHECKING:
+    from octavo_edge.models.config import AttentionForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +36,16 @@ class BuildRequest:
     """What a user asks. ``ars`` are the numbers of new tokens that a graph is built for."""
 
     model: Path
-    target: str
+    targets: tuple[str, ...]
     recipe: Recipe
     context_length: int
     ars: tuple[int, ...]
     out: Path
     store: Path
+    target_options: Mapping[str, CompileOptions] = field(default_factory=dict)  # by target
+    attention: AttentionForm = "mha"
+    num_parts: int = 1  # of the decoder
+    passes: tuple[str, ...] | None = None  # None takes the default ones
 
 
 def _onnxruntime() -> Target:
@@ -48,7 +54,9 @@ def _onnxruntime() -> Target:
     return OnnxRuntimeTarget()
 
 
-TARGETS: Mapping[str, Callable[[], Target]] = {"onnxruntime": _onnxruntime}
+TARGETS: Mapping[str, Callable[[], Target]] = {
+    "onnxruntime": _onnxruntime,
+}
 
 
 def build(
@@ -61,92 +69,185 @@ def build(
 ) -> BuildReport:
     """Build the model into ``request.out``, with the report as a page and as JSON.
 
-    If a stage fails, the report of those before it is put beside, at ``OUT-failed``.
+    Several targets get a folder each. One that fails beside others leaves no folder, and the report says why. If a
+    stage fails that all need, or every target, the report of those before it is put beside, at ``OUT-failed``.
 
     Raises:
         OctavoError: What was asked cannot be built; says which part of it.
     """
     begun_s = clock.monotonic()
     check_place(request.out)
-    if request.target not in TARGETS:
-        raise NotFound(
-            f"there is no target {request.target!r}", hint=f"targets are: {', '.join(TARGETS)}", param="target"
-        )
+    targets = _targets(request)
     source = source_model(request.model)
-    target = TARGETS[request.target]()
-    stages = assemble(request, source, target)
-    runs: list[StageRun] = []
-
-    def ended(run: StageRun) -> None:
-        runs.append(run)
-        on_stage(run)
-
-    def told(outcome: str) -> BuildReport:
-        return BuildReport(
-            model=request.model.name,
-            source_digest=source.digest,
-            target=request.target,
-            settings={
-                "context_length": request.context_length,
-                "ars": list(request.ars),
-                "recipe": to_plain(request.recipe),
-            },
-            outcome=outcome,
-            seconds=clock.monotonic() - begun_s,
-            stages=[StageEntry(report=run.report, cached=run.cached, gates=run.gates) for run in runs],
-        )
-
+    shared = assemble(request, source, targets)
+    work = _Build(request=request, source=source, clock=clock, begun_s=begun_s, on_stage=on_stage)
     failed = request.out.absolute().with_name(f"{request.out.absolute().name}-failed")
     with ExitStack() as held:
         around = Surroundings(
             store=ArtifactStore(request.store, clock),
-            target=target,
+            target=next(iter(targets.values())),
             clock=clock,
             cancellation=cancellation,
             on_progress=on_progress,
-            on_stage=ended,
+            on_stage=work.ended,
             held=held,
             builder=builder_fingerprint(),
         )
         try:
-            stages.run(source, around)
+            exported = shared.run(source, around)
+            for name, target in targets.items():
+                work.build_target(name, target, exported, around)
         except Cancelled:
             raise
         except OctavoError as error:
             # A report that finds no place (somebody's directory has that name, the disk is full) hides no reason.
             with suppress(OctavoError, OSError):
-                if runs:
-                    deliver(failed, copies={}, texts=_report_files(told(f"failed: {error.message}")))
+                if work.runs:
+                    deliver(failed, copies={}, texts=_report_files(work.report(f"failed: {error.message}")))
             raise
-        report = told(str(runs[-1].report.outcome.details["outcome"]))
-        deliver(request.out, copies=_files_of(runs), texts=_report_files(report))
+        report = work.report()
+        deliver(request.out, copies=work.files(), texts=_report_files(report))
         retract(failed)
     return report
 
 
-def assemble(request: BuildRequest, source: SourceModel, target: Target) -> Pipeline[SourceModel, CompiledBlob]:
-    """The stages of a build, after the checks that need no weights.
+class _Build:
+    """What one build has made so far."""
+
+    def __init__(
+        self, *, request: BuildRequest, source: SourceModel, clock: Clock, begun_s: float, on_stage: Callable[..., None]
+    ) -> None:
+        self._request, self._source, self._clock, self._begun_s = request, source, clock, begun_s
+        self._on_stage = on_stage
+        self._target = ""  # that is being built now; empty while it is for all
+        self.runs: list[tuple[str, StageRun]] = []
+        self._outcomes: dict[str, TargetEntry] = {}
+
+    def ended(self, run: StageRun) -> None:
+        """Note a stage."""
+        self.runs.append((self._target, run))
+        self._on_stage(run)
+
+    def build_target(self, name: str, target: Target, exported: ExportedModel, around: Surroundings) -> None:
+        """Compile for one target. Its failure is its own where there are others, and the build's where it is alone.
+
+        Raises:
+            OctavoError: It failed, and it is the only target, or none before it and none after it can be built.
+        """
+        self._target = name
+        options = self._request.target_options.get(name, CompileOptions())
+        try:
+            finishing(target, options).run(exported, replace(around, target=target))
+        except (Cancelled, NoSpace):
+            raise
+        except Exception as error:
+            told = error.message if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
+            self._outcomes[name] = TargetEntry(name=name, outcome=f"failed: {told}", failed=True)
+            is_last = len(self._outcomes) == len(self._request.targets)
+            if is_last and all(entry.failed for entry in self._outcomes.values()):
+                raise
+            return
+        told = (run.report.outcome.details.get("outcome") for of, run in self.runs if of == name)
+        self._outcomes[name] = TargetEntry(name=name, outcome=str(next(filter(None, told))), failed=False)
+
+    def report(self, outcome: str | None = None) -> BuildReport:
+        """All that was made; ``outcome`` if the build as a whole has one of its own."""
+        entries = list(self._outcomes.values())
+        if outcome is None:
+            outcome = entries[0].outcome if len(entries) == 1 else "; ".join(f"{e.name} {e.outcome}" for e in entries)
+        request = self._request
+        return BuildReport(
+            model=request.model.name,
+            source_digest=self._source.digest,
+            targets=entries or [TargetEntry(name=name, outcome="not begun", failed=True) for name in request.targets],
+            settings={
+                "context_length": request.context_length,
+                "ars": list(request.ars),
+                "attention": request.attention,
+                "num_parts": request.num_parts,
+                "passes": None if request.passes is None else list(request.passes),
+                "target_options": {name: dict(given.values) for name, given in request.target_options.items()},
+                "recipe": to_plain(request.recipe),
+            },
+            outcome=outcome,
+            seconds=self._clock.monotonic() - self._begun_s,
+            stages=[
+                StageEntry(report=run.report, cached=run.cached, gates=run.gates, target=target)
+                for target, run in self.runs
+            ],
+        )
+
+    def files(self) -> dict[str, Path]:
+        """What is delivered, by its name in ``out``."""
+        files: dict[str, Path] = {}
+        for target, run in self.runs:
+            if isinstance(run.artifact, CompiledBlob) and not self._outcomes[target].failed:
+                prefix = f"{target}/" if len(self._request.targets) > 1 else ""
+                files |= tree(run.artifact.path, prefix)
+        return files
+
+
+def _targets(request: BuildRequest) -> dict[str, Target]:
+    """The targets by name, with options that they know.
+
+    Raises:
+        OctavoError: There is no such target, or no such option.
+    """
+    if unknown := [name for name in request.targets if name not in TARGETS]:
+        hint = f"targets are: {', '.join(TARGETS)}"
+        raise NotFound(f"there is no target {unknown[0]!r}", hint=hint, param="target")
+    if not request.targets or len(set(request.targets)) != len(request.targets):
+        raise InvalidArgument("targets are to be named, each once", hint="--target onnxruntime", param="target")
+    if strangers := sorted(set(request.target_options) - set(request.targets)):
+        raise InvalidArgument(f"options for {strangers[0]}, which is not built", param="target_options")
+    targets = {name: TARGETS[name]() for name in request.targets}
+    for name, target in targets.items():
+        target.check_options(request.target_options.get(name, CompileOptions()))
+    return targets
+
+
+def assemble(
+    request: BuildRequest, source: SourceModel, targets: Mapping[str, Target]
+) -> Pipeline[SourceModel, ExportedModel]:
+    """The stages that all targets share, after the checks that need no weights.
 
     Raises:
         OctavoError: The request can never be built.
     """
+    from octavo_edge.graph.manifest import SplitOptions
     from octavo_edge.models.source import check_source
+    from octavo_edge.passes.registry import DEFAULT_PASSES, select_passes
     from octavo_edge.stages.adapt import Adapt
-    from octavo_edge.stages.compile import Compile, TargetUnavailable
+    from octavo_edge.stages.compile import TargetUnavailable
+    from octavo_edge.stages.export import Export
     from octavo_edge.stages.optimise import Optimise
     from octavo_edge.stages.quantise import Quantise
 
-    if missing := target.missing():
-        raise TargetUnavailable(f"{request.target} cannot compile here: {'; '.join(missing)}", param="target")
+    missing = {name: reasons for name, target in targets.items() if (reasons := target.missing())}
+    if len(missing) == len(targets):
+        told = "; ".join(f"{name} cannot compile here: {'; '.join(reasons)}" for name, reasons in missing.items())
+        raise TargetUnavailable(told, param="target")
     _check_lengths(request.ars, request.context_length, limit=check_source(source.path))
+    passes = DEFAULT_PASSES if request.passes is None else request.passes
+    select_passes(passes)
+    if request.num_parts < 1:
+        raise InvalidArgument(f"a decoder of {request.num_parts} parts", hint="--parts 1 or more", param="parts")
     quantise = Quantise(recipe=request.recipe)
-    quantise.check(target.profile)
+    for target in targets.values():
+        quantise.check(target.profile)
     return (
-        pipeline(Adapt(context_length=request.context_length))
-        .then(Optimise(context_length=request.context_length, ars=request.ars))
+        pipeline(Adapt(context_length=request.context_length, attention=request.attention))
+        .then(Optimise(context_length=request.context_length, ars=request.ars, passes=passes))
         .then(quantise)
-        .then(Compile(target=target))
+        .then(Export(split=SplitOptions(num_decoder_parts=request.num_parts)))
     )
+
+
+def finishing(target: Target, options: CompileOptions) -> Pipeline[ExportedModel, CompiledBlob]:
+    """The stages that each target has for itself."""
+    from octavo_edge.stages.compile import Compile
+
+    return pipeline(Compile(target=target, options=options))
 
 
 def _check_lengths(ars: Sequence[int], context_length: int, *, limit: int) -> None:
@@ -168,20 +269,6 @@ def _check_lengths(ars: Sequence[int], context_length: int, *, limit: int) -> No
             hint="a larger graph too, which also reads prompts faster: --ar 128,1",
             param="ar",
         )
-
-
-def _files_of(runs: Sequence[StageRun]) -> dict[str, Path]:
-    """What a device needs, and the encodings, by their names in the delivery."""
-    files: dict[str, Path] = {}
-    for run in runs:
-        found = tree(run.artifact.path)
-        if isinstance(run.artifact, AdaptedModel):
-            files |= {name: path for name, path in found.items() if name != _NOT_DELIVERED}
-        elif isinstance(run.artifact, QuantisedGraph):
-            files |= {name: path for name, path in found.items() if path.suffix == ".json"}
-        elif isinstance(run.artifact, CompiledBlob):
-            files |= found
-    return files
 
 
 def _report_files(report: BuildReport) -> dict[str, str]:

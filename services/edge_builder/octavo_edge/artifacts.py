@@ -67,7 +67,9 @@ class ExportedModel(Artifact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledBlob(Artifact):
-    """What a target's tool-chain made: the files that a device loads, and ``blob.json`` that says which are what."""
+    """``blob/``: what a target's tool-chain made, and ``blob.json`` that says which file is what. ``export/``: what
+    the ExportedModel has besides graphs and weights.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

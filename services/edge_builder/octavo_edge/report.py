@@ -12,28 +12,38 @@ from typing import Any
 
 from octavo_edge.stage import Gate, StageOutcome, StageReport, TensorLoss
 
-FORMAT, VERSION = "octavo-edge-report", 1
+FORMAT, VERSION = "octavo-edge-report", 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEntry:
-    """A stage as the build's document has it."""
+    """A stage as the build's document has it; ``target`` is empty for one that all targets share."""
 
     report: StageReport
     cached: bool
     gates: tuple[Gate, ...]
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetEntry:
+    """How far a build came for one target: the target's own words, or ``failed: ...`` with the error's sentence."""
+
+    name: str
+    outcome: str
+    failed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
     """One build: what was asked, how it ended and what every stage said.
 
-    ``outcome`` is the target's, or ``failed: ...`` with the error's sentence.
+    ``outcome`` is that of the one target or of each, or ``failed: ...`` with the error's sentence.
     """
 
     model: str
     source_digest: str
-    target: str
+    targets: Sequence[TargetEntry]
     settings: Mapping[str, Any]
     outcome: str
     seconds: float
@@ -74,7 +84,7 @@ def build_to_json(build: BuildReport) -> dict[str, Any]:
             "version": VERSION,
             "model": build.model,
             "source_digest": build.source_digest,
-            "target": build.target,
+            "targets": [asdict(target) for target in build.targets],
             "settings": build.settings,
             "outcome": build.outcome,
             "seconds": build.seconds,
@@ -94,7 +104,7 @@ def _entry_to_json(entry: StageEntry) -> dict[str, Any]:
         }
         for gate in entry.gates
     ]
-    return report_to_json(entry.report) | {"cached": entry.cached, "gates": gates}
+    return report_to_json(entry.report) | {"target": entry.target, "cached": entry.cached, "gates": gates}
 
 
 def finite(value: Any) -> Any:

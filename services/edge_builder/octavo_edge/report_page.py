@@ -25,17 +25,16 @@ _MAX_ROWS = 200
 
 def page(document: Mapping[str, Any]) -> str:
     """The page of a document that ``build_to_json`` made."""
-    outcome = str(document["outcome"])
-    good = outcome.startswith("compiled")
+    names = ", ".join(target["name"] for target in document["targets"])
     parts = [
-        f"<h1>{escape(document['model'])} for {escape(document['target'])}</h1>",
-        f'<p><span class="{"good" if good else "bad"}">{escape(outcome)}</span> '
-        f'<span class="quiet">in {document["seconds"]:.1f} s; source {document["source_digest"][:16]}</span></p>',
+        f"<h1>{escape(document['model'])} for {escape(names)}</h1>",
+        *_outcomes(document),
+        f'<p class="quiet">{document["seconds"]:.1f} s; source {document["source_digest"][:16]}</p>',
         _overview(document["stages"]),
         *(_stage(stage) for stage in document["stages"]),
         f"<h2>Settings</h2><pre>{escape(json.dumps(document['settings'], indent=1))}</pre>",
     ]
-    title = escape(f"{document['model']} for {document['target']}")
+    title = escape(f"{document['model']} for {names}")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -43,10 +42,22 @@ def page(document: Mapping[str, Any]) -> str:
     )
 
 
+def _outcomes(document: Mapping[str, Any]) -> list[str]:
+    """How the build ended, and each target where they are several."""
+    targets = document["targets"]
+    told = [("", document["outcome"], any(target["failed"] for target in targets))]
+    if len(targets) > 1 and not document["outcome"].startswith("failed"):
+        told = [(f"{target['name']}: ", target["outcome"], target["failed"]) for target in targets]
+    return [
+        f'<p>{escape(name)}<span class="{"bad" if failed else "good"}">{escape(outcome)}</span></p>'
+        for name, outcome, failed in told
+    ]
+
+
 def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
-            stage["stage"],
+            _title(stage),
             f"{stage['seconds']:.1f}",
             f"{stage['size_bytes'] / 1e6:.1f}",
             f"{stage['peak_rss_bytes'] / 1e6:.0f}",
@@ -60,7 +71,7 @@ def _overview(stages: Sequence[Mapping[str, Any]]) -> str:
 
 def _stage(stage: Mapping[str, Any]) -> str:
     outcome = stage["outcome"]
-    parts = [f"<h2>{escape(stage['stage'])}</h2>"]
+    parts = [f"<h2>{escape(_title(stage))}</h2>"]
     if stage["gates"]:
         rows = [
             (gate["limit"], "not measured" if gate["value"] is None else _shown(gate["value"]), _verdict(gate))
@@ -79,6 +90,10 @@ def _stage(stage: Mapping[str, Any]) -> str:
         told = ", ".join(f"{name} {version}" for name, version in sorted(outcome["versions"].items()))
         parts.append(f'<p class="quiet">{escape(told)}</p>')
     return "".join(parts)
+
+
+def _title(stage: Mapping[str, Any]) -> str:
+    return f"{stage['stage']} for {stage['target']}" if stage["target"] else stage["stage"]
 
 
 def _verdict(gate: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from octavo_edge.artifacts import QuantisedGraph
+from octavo_common.errors import InvalidArgument
+from octavo_edge.artifacts import ExportedModel
 from octavo_edge.recipe import Granularity, QType
 
 
@@ -120,8 +121,23 @@ class Target(Protocol):
         """All reasons why it cannot take the graph; empty if it can."""
         ...
 
-    def compile(self, model: QuantisedGraph, options: CompileOptions, out: Path) -> CompileResult:
-        """Write what a device loads into the empty directory ``out``. Unavailable leaves it empty."""
+    def check_options(self, options: CompileOptions) -> None:
+        """Say before anything is built that an option is not known or has a value that is none.
+
+        Raises:
+            InvalidArgument: Names the option and what it may be.
+        """
+        ...
+
+    def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
+        """Write what a device loads, and ``blob.json``, into the empty directory ``out``. Unavailable leaves it empty.
+
+        ``model`` is only read. A library that may crash, or that needs an environment of its own, runs in a process of
+        its own.
+
+        Raises:
+            OctavoError: The tool-chain failed; the message has its words.
+        """
         ...
 
 
@@ -137,3 +153,27 @@ def reasons_against(profile: TargetProfile, graph: GraphSummary) -> list[Unsuppo
         reason = f"{graph.weight_bytes} bytes of weights; the device holds {profile.memory_bytes}"
         against.append(Unsupported(node="", op="", reason=reason))
     return against
+
+
+def options_by_target(targets: Sequence[str], given: Sequence[str]) -> dict[str, CompileOptions]:
+    """Options written ``key=value``, or ``target.key=value`` where there are several targets, by target.
+
+    Raises:
+        InvalidArgument: An option without a value, or that does not say which target it is for.
+    """
+    values: dict[str, dict[str, str]] = {}
+    for entry in given:
+        key, equals, value = entry.partition("=")
+        target, dot, rest = key.partition(".")
+        if dot and target in targets:
+            key = rest
+        elif len(targets) == 1:
+            target = targets[0]
+        else:
+            raise InvalidArgument(
+                f"--target-option {entry} does not say for which target", hint=f"{targets[0]}.{entry}", param="options"
+            )
+        if not equals or not key:
+            raise InvalidArgument(f"--target-option {entry} is no key=value", hint="soc=69", param="options")
+        values.setdefault(target, {})[key] = value
+    return {target: CompileOptions(values=options) for target, options in values.items()}

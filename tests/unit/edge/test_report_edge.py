@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from octavo_common.errors import InvalidArgument
 from octavo_edge.deliver import check_place, deliver
 from octavo_edge.recipe import Gates
-from octavo_edge.report import BuildReport, StageEntry, build_to_json, report_from_json, report_to_json
+from octavo_edge.report import BuildReport, StageEntry, TargetEntry, build_to_json, report_from_json, report_to_json
 from octavo_edge.report_page import page
 from octavo_edge.stage import Gate, StageOutcome, StageReport, TensorLoss, gates_of
 
@@ -96,7 +96,7 @@ def built(entries, outcome="compiled+run"):
     return BuildReport(
         model="<script>alert(1)</script>",
         source_digest="ab" * 32,
-        target="onnxruntime",
+        targets=[TargetEntry(name="onnxruntime", outcome=outcome, failed=False)],
         settings={"recipe": "w8a16"},
         outcome=outcome,
         seconds=1.5,

@@ -32,7 +32,7 @@ class SplitOptions:
 class PartTensor:
     """One input or output. ``dtype`` is numpy's name; scale and zero point are those of its encoding, if it has one.
 
-    The real value of an integer q is ``(q - zero_point) * scale``.
+    The real value of an integer q is ``(q - zero_point) * scale``; ``quantised_dtype`` is the integer's type.
     """
 
     name: str
@@ -40,6 +40,7 @@ class PartTensor:
     dtype: str
     scale: float | None = None
     zero_point: int | None = None
+    quantised_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 
 from octavo_common.errors import FailedPrecondition
-from octavo_edge.artifacts import CompiledBlob, QuantisedGraph
+from octavo_edge.artifacts import CompiledBlob, ExportedModel
+from octavo_edge.graph.weights import WEIGHTS_FILE
 from octavo_edge.stage import Gate, StageContext, StageOutcome
 from octavo_edge.target import CompileOptions, Target, Unavailable
 
@@ -19,7 +21,7 @@ class TargetUnavailable(FailedPrecondition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """Quantised graphs to a target's binary."""
+    """An exported model to a target's binary."""
 
     target: Target
     options: CompileOptions = field(default_factory=CompileOptions)
@@ -33,7 +35,7 @@ class Compile:
         profile = self.target.profile
         return json.dumps([profile.name, profile.version, dict(self.options.values)], sort_keys=True)
 
-    def run(self, source: QuantisedGraph, ctx: StageContext) -> StageOutcome:
+    def run(self, source: ExportedModel, ctx: StageContext) -> StageOutcome:
         """Compile.
 
         Raises:
@@ -43,9 +45,13 @@ class Compile:
         ctx.step(0, 1, name)
         if missing := self.target.missing():
             raise TargetUnavailable(f"{name} cannot compile here: {'; '.join(missing)}", param="target")
-        result = self.target.compile(source, self.options, ctx.out)
+        blob = ctx.out / "blob"
+        blob.mkdir()
+        result = self.target.compile(source, self.options, blob)
         if isinstance(result.outcome, Unavailable):
             raise TargetUnavailable(f"{name}: {result.outcome.reason}", param="target")
+        # Graphs and weights are the target's business; it took what the device needs of them.
+        shutil.copytree(source.path, ctx.out / "export", ignore=shutil.ignore_patterns("*.onnx", WEIGHTS_FILE))
         return StageOutcome(
             metrics=result.metrics,
             warnings=result.warnings,

@@ -8,8 +8,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from octavo_common.errors import InvalidArgument
-from octavo_edge.artifacts import QuantisedGraph
+from octavo_edge.artifacts import ExportedModel
+from octavo_edge.graph.blob import write_blob
+from octavo_edge.graph.manifest import PartGraph, read_manifest
+from octavo_edge.graph.weights import WEIGHTS_FILE
 from octavo_edge.target import (
     CompiledAndRun,
     CompileOptions,
@@ -44,37 +49,49 @@ class OnnxRuntimeTarget:
             against.append(Unsupported(node="", op="", reason=reason))
         return against
 
-    def compile(self, model: QuantisedGraph, options: CompileOptions, out: Path) -> CompileResult:
-        """Copy the graphs and their data, and run each once on a few tokens.
-
-        Raises:
-            InvalidArgument: An option, since there is none.
-        """
+    def check_options(self, options: CompileOptions) -> None:
+        """There are none."""
         if options.values:
             known = f"onnxruntime has no option {', '.join(sorted(options.values))}"
             raise InvalidArgument(known, param="options")
-        from octavo_device.feeds import Decoding
-        from octavo_device.spec import graph_file, read_spec
-        from octavo_edge.graph.runtime import OrtModel
+
+    def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
+        """Take the graphs with their data, and run each once on its first test vectors.
+
+        The embedding is left to the host: a graph turns the whole table into floats for each token.
+        """
         from octavo_edge.graph.summary import summarise
 
-        spec = read_spec(model.path)
-        names = [graph_file(ar) for ar in spec.ars]
+        self.check_options(options)
+        manifest = read_manifest(model.path)
+        graphs = {part.name: part.graphs for part in manifest.parts if part.kind != "embedding"}
+        names = [graph.file for by_ar in graphs.values() for graph in by_ar]
         against = [f"{name}: {reason}" for name in names for reason in self.check(summarise(model.path / name))]
         if against:
             return CompileResult(outcome=Unavailable("; ".join(against)))
-        for name in (*names, "weights.data", "spec.json"):
+        for name in (*names, WEIGHTS_FILE):
             shutil.copyfile(model.path / name, out / name)
-        graphs = OrtModel(out)
-        for ar in spec.ars:
-            Decoding(spec, graphs).logits([0] * min(ar, 2), ars=[ar])
-            graphs.release(ar)
-        size = sum((out / name).stat().st_size for name in (*names, "weights.data"))
+        entries = {part: {graph.ar: {"file": graph.file} for graph in by_ar} for part, by_ar in graphs.items()}
+        size_bytes = write_blob(out, runtime="onnxruntime", graphs=entries)
         return CompileResult(
             outcome=CompiledAndRun(),
-            metrics={"size_bytes": float(size), "num_graphs": float(len(names))},
+            metrics={
+                "size_bytes": float(size_bytes),
+                "num_graphs": float(len(names)),
+                "worst_sqnr_db": min(_replayed(out, model.path, graph) for by_ar in graphs.values() for graph in by_ar),
+            },
             versions={"onnxruntime": _version()},
         )
+
+
+def _replayed(folder: Path, vectors: Path, graph: PartGraph) -> float:
+    """The worst of a graph's outputs on its first vectors, in decibels."""
+    from octavo_edge.graph.metrics import sqnr_db
+    from octavo_edge.graph.runtime import OrtGraph
+
+    with np.load(vectors / graph.vectors) as file:
+        got = OrtGraph(folder / graph.file).run({tensor.name: file[f"0/{tensor.name}"] for tensor in graph.inputs})
+        return min(sqnr_db(file[f"0/{name}"], values) for name, values in got.items())
 
 
 def _version() -> str:
