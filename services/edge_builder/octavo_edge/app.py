@@ -18,7 +18,7 @@ from octavo_common.space import NoSpace
 from octavo_edge.artifacts import CompiledBlob, ExportedModel, SourceModel, source_model
 from octavo_edge.deliver import check_place, deliver, retract, tree
 from octavo_edge.fingerprint import builder_fingerprint
-from octavo_edge.pipeline import Pipeline, StageRun, Surroundings, pipeline
+from octavo_edge.pipeline import Pipeline, StageRun, Surroundings, kept_stages, pipeline
 from octavo_edge.recipe import Recipe
 from octavo_edge.recipe_file import to_plain
 from octavo_edge.report import BuildReport, StageEntry, TargetEntry, build_to_json
@@ -54,8 +54,22 @@ def _onnxruntime() -> Target:
     return OnnxRuntimeTarget()
 
 
+def _openvino() -> Target:
+    from octavo_edge.targets.openvino import OpenVinoTarget
+
+    return OpenVinoTarget()
+
+
+def _coreml() -> Target:
+    from octavo_edge.targets.coreml import CoreMlTarget
+
+    return CoreMlTarget()
+
+
 TARGETS: Mapping[str, Callable[[], Target]] = {
     "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "coreml": _coreml,
 }
 
 
@@ -93,6 +107,7 @@ def build(
             held=held,
             builder=builder_fingerprint(),
         )
+        _check_room(request, source, shared, around)
         try:
             exported = shared.run(source, around)
             for name, target in targets.items():
@@ -248,6 +263,25 @@ def finishing(target: Target, options: CompileOptions) -> Pipeline[ExportedModel
     from octavo_edge.stages.compile import Compile
 
     return pipeline(Compile(target=target, options=options))
+
+
+def _check_room(
+    request: BuildRequest, source: SourceModel, shared: Pipeline[SourceModel, ExportedModel], around: Surroundings
+) -> None:
+    """Refuse what the disk cannot hold, before anything is made."""
+    from octavo_edge.models.size import read_size
+    from octavo_edge.room import Asked, needs, require_room
+
+    size = read_size(source.path)
+    if size is not None:
+        asked = Asked(
+            recipe=request.recipe,
+            context_length=request.context_length,
+            ars=request.ars,
+            num_targets=len(request.targets),
+        )
+        kept = kept_stages(shared, source, around.builder, around.store)
+        require_room(needs(size, asked), store=request.store, out=request.out, kept=kept)
 
 
 def _check_lengths(ars: Sequence[int], context_length: int, *, limit: int) -> None:

@@ -112,6 +112,17 @@ def result_digest(stage: Stage[Any, Any], source: Artifact, builder: str) -> str
     return joined_digest(builder, stage.name, stage.cache_key, source.digest)
 
 
+def kept_stages(stages: Pipeline[Any, Any], source: Artifact, builder: str, store: ArtifactStore) -> list[str]:
+    """Names of the stages whose results are in the store; what damage they have is found when they are read."""
+    found: list[str] = []
+    for stage in stages.stages:
+        digest = result_digest(stage, source, builder)
+        if store.has(digest):
+            found.append(stage.name)
+        source = Artifact(path=source.path, digest=digest)
+    return found
+
+
 def _obtain(stage: Stage[Any, Any], source: Artifact, around: Surroundings) -> StageRun:
     """The stage's result from the store, made first if it is not there."""
     digest, cached = result_digest(stage, source, around.builder), True

@@ -106,6 +106,10 @@ class ArtifactStore:
             finally:
                 shutil.rmtree(draft.folder, ignore_errors=True)
 
+    def has(self, digest: str) -> bool:
+        """Whether there is an artifact of that name, whole or damaged."""
+        return (self._objects / digest / _MANIFEST).is_file()
+
     def keep(self, draft: Draft, *, kind: str, report: Mapping[str, Any]) -> None:
         """Give a complete draft its final name."""
         entry = draft.files.parent
