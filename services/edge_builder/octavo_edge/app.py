@@ -54,22 +54,8 @@ def _onnxruntime() -> Target:
     return OnnxRuntimeTarget()
 
 
-def _openvino() -> Target:
-    from octavo_edge.targets.openvino import OpenVinoTarget
-
-    return OpenVinoTarget()
-
-
-def _coreml() -> Target:
-    from octavo_edge.targets.coreml import CoreMlTarget
-
-    return CoreMlTarget()
-
-
 TARGETS: Mapping[str, Callable[[], Target]] = {
     "onnxruntime": _onnxruntime,
-    "openvino": _openvino,
-    "coreml": _coreml,
 }
 
 
