@@ -82,7 +82,7 @@ assert "torch" not in sys.modules, "torch was imported where nothing computes"
 """
     heavy = (
         "octavo_worker",
-        *(f"octavo_edge.{part}" for part in ("graph", "models", "passes", "quant", "stages", "targets")),
+        *(f"octavo_edge.{part}" for part in ("graph", "models", "passes", "quant", "stages", "targets", "toolchain")),
     )
     light = [m for m in _modules() if not m.startswith(heavy)]
     assert len(light) > 20

@@ -11,9 +11,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
-__all__ = ["WEIGHTS_FILE", "Place", "WeightsWriter", "point_at"]
+from octavo_edge.graph.summary import tensor_bytes
+
+__all__ = ["WEIGHTS_FILE", "Place", "WeightsWriter", "point_at", "values_of"]
 
 WEIGHTS_FILE = "weights.data"
 _ALIGNMENT = 4096  # a page: readers map the file
@@ -76,3 +78,17 @@ def point_at(tensor: TensorProto, place: Place) -> None:
     for key, value in (("location", WEIGHTS_FILE), ("offset", str(place.offset)), ("length", str(place.num_bytes))):
         entry = tensor.external_data.add()
         entry.key, entry.value = key, value
+
+
+def values_of(tensor: TensorProto, folder: Path) -> NDArray[Any]:
+    """An initialiser's values, wherever they are; `folder` is the graph's.
+
+    Read here, since onnx refuses files that have a second name, as those of artifacts may.
+    """
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return numpy_helper.to_array(tensor)
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    whole = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    start = int(entries.get("offset", 0))
+    whole.raw_data = np.fromfile(folder / entries["location"], np.uint8, tensor_bytes(tensor), offset=start).tobytes()
+    return numpy_helper.to_array(whole)

@@ -1,0 +1,154 @@
+"""OpenVINO: intermediate representation of the parts in Linear form, which its CPU, GPU and NPU plug-ins read.
+
+Weights stay our integers, behind the scales that we gave them; activations and caches are floating point. All graphs
+share one file of weights. What was written is read back and run on the CPU here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from octavo_edge.artifacts import ExportedModel
+from octavo_edge.graph.blob import write_blob
+from octavo_edge.graph.manifest import PartGraph
+from octavo_edge.graph.runtime import OrtGraph
+from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
+from octavo_edge.recipe import QType
+from octavo_edge.target import (
+    CompiledAndRun,
+    CompileOptions,
+    CompileResult,
+    GraphSummary,
+    TargetProfile,
+    Unavailable,
+    Unsupported,
+    reasons_against,
+)
+from octavo_edge.toolchain.comparison import Comparison, Run
+from octavo_edge.toolchain.lowered import LoweredGraph, lowered_graphs
+from octavo_edge.toolchain.options import check_options
+
+_PACKAGE = "openvino"
+# Below this the plug-in computes something else than the graph says; rounding of float32 leaves over 100 dB.
+_LEAST_DB = 60.0
+_OPS = frozenset(
+    {"Add", "Cast", "Concat", "Conv", "DequantizeLinear", "Div", "Expand", "Gather", "Gemm", "MatMul", "Mul", "Pow"}
+    | {"QuantizeLinear", "RMSNormalization", "Reciprocal", "ReduceMean", "Reshape", "Sigmoid", "Slice", "Softmax"}
+    | {"Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze"}
+)
+
+
+class OpenVinoTarget:
+    """The OpenVINO that is installed here."""
+
+    @property
+    def profile(self) -> TargetProfile:
+        """Weights of 4 and 8 bits; activations are taken in any form and run in floating point."""
+        return TargetProfile(
+            name="openvino",
+            version=_version(),
+            ops=_OPS,
+            weights=frozenset({QType.INT4, QType.INT8, QType.FLOAT16, QType.FLOAT32}),
+        )
+
+    def missing(self) -> list[str]:
+        """Why it cannot run here."""
+        return [] if find_spec(_PACKAGE) else ["the package openvino is not installed: octavo[edge-openvino]"]
+
+    def check(self, graph: GraphSummary) -> Sequence[Unsupported]:
+        """Operators that its reader was not tried with."""
+        return reasons_against(self.profile, graph)
+
+    def check_options(self, options: CompileOptions) -> None:
+        """`num_threads` of the run here; 0 leaves that to OpenVINO. Raises InvalidArgument for all else."""
+        check_options(options, "openvino", {"num_threads": str.isdecimal})
+
+    def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
+        """Write `PART_arN.xml` and the weights, read them back, and run all vectors. Raises as `check_options`."""
+        self.check_options(options)
+        num_threads = int(options.values.get("num_threads", "0"))
+        from octavo_edge.graph.summary import summarise
+
+        with lowered_graphs(model.path, out) as graphs:
+            against = [f"{low.graph.file}: {why}" for low in graphs for why in self.check(summarise(low.path))]
+            if against:
+                return CompileResult(outcome=Unavailable("; ".join(against)))
+            _write(graphs, out)
+            comparison = Comparison()
+            for low in graphs:
+                run = _on_cpu(out, low.graph, num_threads=num_threads)
+                comparison.add(model.path, low.graph, run, OrtGraph(low.path).run)
+        name, loss_db = comparison.worst(comparison.same_graph)
+        if loss_db < _LEAST_DB:
+            for path in out.iterdir():
+                path.unlink()
+            return CompileResult(
+                outcome=Unavailable(f"its CPU run differs from ONNX Runtime's: {name} {loss_db:.1f} dB")
+            )
+        files: dict[str, dict[int, dict[str, str]]] = {}
+        for low in graphs:
+            entry = {"file": _xml(low.graph), "weights": WEIGHTS_FILE}
+            files.setdefault(low.part.name, {})[low.graph.ar] = entry
+        size = write_blob(out, runtime="openvino", graphs=files, activations="float32")
+        return CompileResult(
+            outcome=CompiledAndRun(),
+            metrics={"size_bytes": float(size), "num_graphs": float(len(graphs)), **comparison.metrics()},
+            warnings=("activations and caches are floating point: their encodings have no effect",),
+            versions={"openvino": _version()},
+        )
+
+
+def _write(graphs: Sequence[LoweredGraph], out: Path) -> None:
+    """Convert each graph, and move its constants into the file that all share."""
+    import openvino
+
+    core = openvino.Core()
+    with WeightsWriter(out) as weights, TemporaryDirectory(prefix="octavo-openvino-") as scratch:
+        for low in graphs:
+            path = Path(scratch) / _xml(low.graph)
+            # Not convert_model: that reports to its makers over the network.
+            openvino.save_model(core.read_model(low.path), path, compress_to_fp16=False)
+            tree, data = ElementTree.parse(path), np.memmap(path.with_suffix(".bin"), np.uint8, "r")
+            for layer in tree.iter("layer"):
+                entry = layer.find("data")
+                if layer.get("type") == "Const" and entry is not None and int(entry.get("size", "0")):
+                    start, size = int(entry.get("offset", "0")), int(entry.get("size", "0"))
+                    entry.set("offset", str(weights.put(data[start : start + size]).offset))
+            tree.write(out / path.name)
+            del data
+
+
+def _on_cpu(out: Path, graph: PartGraph, *, num_threads: int) -> Run:
+    """The files as the CPU plug-in runs them, products in float32 so that only the graph decides the result."""
+    import openvino
+
+    core = openvino.Core()
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    if num_threads:
+        settings["INFERENCE_NUM_THREADS"] = str(num_threads)
+    compiled = core.compile_model(core.read_model(out / _xml(graph), out / WEIGHTS_FILE), "CPU", settings)
+
+    def run(feeds: dict[str, Any]) -> dict[str, Any]:
+        values = compiled(feeds)
+        return {tensor.name: np.asarray(values[tensor.name]) for tensor in graph.outputs}
+
+    return run
+
+
+def _xml(graph: PartGraph) -> str:
+    return f"{Path(graph.file).stem}.xml"
+
+
+def _version() -> str:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(_PACKAGE)
+    return ""
