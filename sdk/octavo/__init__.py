@@ -7,7 +7,20 @@
 """
 
 from octavo.aio import AsyncClient, AsyncJobs
+from octavo.aio_builds import AsyncBuilds
 from octavo.aio_wire import AsyncTokenStream
+from octavo.build_values import (
+    Build,
+    BuildEvent,
+    BuildFile,
+    BuildGate,
+    BuildProgress,
+    BuildResult,
+    BuildStage,
+    BuildTarget,
+    TensorLoss,
+)
+from octavo.builds import Builds
 from octavo.client import Client, Jobs
 from octavo.errors import (
     AbortedError,
@@ -49,9 +62,19 @@ from octavo.wire import TokenStream
 __all__ = [
     "AbortedError",
     "AlreadyExistsError",
+    "AsyncBuilds",
     "AsyncClient",
     "AsyncJobs",
     "AsyncTokenStream",
+    "Build",
+    "BuildEvent",
+    "BuildFile",
+    "BuildGate",
+    "BuildProgress",
+    "BuildResult",
+    "BuildStage",
+    "BuildTarget",
+    "Builds",
     "CancelledError",
     "Choice",
     "Chunk",
@@ -80,6 +103,7 @@ __all__ = [
     "ResourceExhaustedError",
     "RetryPolicy",
     "StepRecord",
+    "TensorLoss",
     "TokenLogprobs",
     "TokenStream",
     "UnauthenticatedError",

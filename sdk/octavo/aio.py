@@ -10,6 +10,7 @@ from typing import Any, Self
 import grpc
 
 from octavo import calls, calls_fleet, request
+from octavo.aio_builds import AsyncBuilds
 from octavo.aio_wire import AsyncTokenStream, AsyncWire
 from octavo.clock import Clock, new_idempotency_key
 from octavo.errors import OctavoError, UnavailableError, from_rpc_error, still_waiting
@@ -123,6 +124,7 @@ class AsyncClient:
             credentials=credentials,
         )
         self.jobs = AsyncJobs(self._wire)
+        self.builds = AsyncBuilds(self._wire)
 
     def generate(self, prompt: str | None = None, *, resumable: bool = True, **parameters: Any) -> AsyncTokenStream:
         """Ask for a generation and stream its tokens; see ``octavo.request.generation`` for the parameters.

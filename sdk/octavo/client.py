@@ -9,6 +9,7 @@ from typing import Any, Self
 import grpc
 
 from octavo import calls, calls_fleet, request
+from octavo.builds import Builds
 from octavo.clock import Clock, new_idempotency_key
 from octavo.errors import OctavoError, UnavailableError, from_rpc_error, still_waiting
 from octavo.fields import check_number
@@ -122,6 +123,7 @@ class Client:
             credentials=credentials,
         )
         self.jobs = Jobs(self._wire)
+        self.builds = Builds(self._wire)
 
     def generate(self, prompt: str | None = None, *, resumable: bool = True, **parameters: Any) -> TokenStream:
         """Ask for a generation and stream its tokens; see ``octavo.request.generation`` for the parameters.

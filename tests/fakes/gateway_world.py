@@ -246,6 +246,7 @@ class World:
         await running.server.stop(0)
         await running.gateway.hub.close()
         await running.gateway.workers.close()
+        await running.gateway.builders.close()
         await running.gateway.prompts.close()
         assert running.gateway.hub.num_readers == 0
         assert running.gateway.hub.num_followed == 0

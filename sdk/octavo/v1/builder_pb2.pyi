@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BuildSpec(_message.Message):
-    __slots__ = ("model", "target", "recipe_preset", "recipe_yaml", "context_length", "ars", "options", "target_options", "recipe_texts")
+    __slots__ = ("model", "targets", "recipe_preset", "recipe_yaml", "context_length", "ars", "options", "target_options", "recipe_texts")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -34,7 +34,7 @@ class BuildSpec(_message.Message):
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    TARGET_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_PRESET_FIELD_NUMBER: _ClassVar[int]
     RECIPE_YAML_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -43,7 +43,7 @@ class BuildSpec(_message.Message):
     TARGET_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_TEXTS_FIELD_NUMBER: _ClassVar[int]
     model: str
-    target: str
+    targets: _containers.RepeatedScalarFieldContainer[str]
     recipe_preset: str
     recipe_yaml: str
     context_length: int
@@ -51,7 +51,7 @@ class BuildSpec(_message.Message):
     options: _containers.ScalarMap[str, str]
     target_options: _containers.ScalarMap[str, str]
     recipe_texts: _containers.ScalarMap[str, str]
-    def __init__(self, model: _Optional[str] = ..., target: _Optional[str] = ..., recipe_preset: _Optional[str] = ..., recipe_yaml: _Optional[str] = ..., context_length: _Optional[int] = ..., ars: _Optional[_Iterable[int]] = ..., options: _Optional[_Mapping[str, str]] = ..., target_options: _Optional[_Mapping[str, str]] = ..., recipe_texts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., targets: _Optional[_Iterable[str]] = ..., recipe_preset: _Optional[str] = ..., recipe_yaml: _Optional[str] = ..., context_length: _Optional[int] = ..., ars: _Optional[_Iterable[int]] = ..., options: _Optional[_Mapping[str, str]] = ..., target_options: _Optional[_Mapping[str, str]] = ..., recipe_texts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class SubmitBuildRequest(_message.Message):
     __slots__ = ("spec", "idempotency_key", "timeout", "priority")

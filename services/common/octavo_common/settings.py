@@ -21,7 +21,7 @@ from octavo_common.errors import InvalidArgument
 
 PREFIX = "OCTAVO_"
 # A service does not know the names of its siblings' settings; each reports the unknown ones under its own prefix.
-SERVICE_PREFIXES = tuple(f"{PREFIX}{name}_" for name in ("GATEWAY", "SCHEDULER", "WORKER", "CONSOLE", "TEST"))
+SERVICE_PREFIXES = tuple(f"{PREFIX}{name}_" for name in ("GATEWAY", "SCHEDULER", "WORKER", "EDGE", "CONSOLE", "TEST"))
 # Read by clients, by the command line, by several services under one name, or by compose.yaml (the second line).
 SHARED_NAMES = frozenset(
     {

@@ -6,66 +6,48 @@ Exit codes: 0 built, 1 failed, 2 the request is wrong, 3 a gate failed, 130 canc
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 from octavo_common.clock import Clock, SystemClock
 from octavo_common.errors import Cancelled, OctavoError, Status
-from octavo_edge.app import TARGETS, BuildRequest, build
-from octavo_edge.pipeline import GateFailed, StageRun
-from octavo_edge.recipe import PRESETS
-from octavo_edge.recipe_file import load
-from octavo_edge.stage import Cancellation, Progress
-from octavo_edge.store import ArtifactStore
-from octavo_edge.target import options_by_target
+from octavo_common.exits import explain
+from octavo_edge.needs import require_packages
+from octavo_edge.stage import Cancellation
 
 FAILED, WRONG, GATE, CANCELLED = 1, 2, 3, 130
 _WRONG_STATUSES = (Status.INVALID_ARGUMENT, Status.NOT_FOUND)
-_EVERY_S = 2.0
-
-
-class Narrator:
-    """Tells of progress on stderr: a stage's begin and end always, its steps every two seconds."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._told_s, self._stage = clock, 0.0, ""
-
-    def progress(self, progress: Progress) -> None:
-        """Tell of a step, if the last line is old enough or of another stage."""
-        now_s = self._clock.monotonic()
-        if progress.stage != self._stage or now_s - self._told_s >= _EVERY_S:
-            self._told_s, self._stage = now_s, progress.stage
-            what = f" {progress.what}" if progress.what else ""
-            _say(f"{progress.stage}: {progress.done}/{progress.total}{what}")
-
-    def stage(self, run: StageRun) -> None:
-        """Tell that a stage ended."""
-        report = run.report
-        how = "as before" if run.cached else f"{report.seconds:.1f} s, {report.peak_rss_bytes / 1e6:.0f} MB of memory"
-        _say(f"{report.stage}: done, {report.size_bytes / 1e6:.1f} MB ({how})")
-        for warning in report.outcome.warnings:
-            _say(f"{report.stage}: warning: {warning}")
+_GATE_CODE = "GATE_FAILED"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    try:
+        require_packages()
+    except OctavoError as error:
+        return explain("octavo-edge", error)
+    from octavo_edge.arguments import parser
+
+    options = parser().parse_args(arguments)
     # Read when the libraries are imported, which is later: their bars would tear our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
+    if options.command == "serve":
+        return _serve()
     clock, cancellation = SystemClock(), Cancellation()
     try:
         with _stopped_by_signals(cancellation):
-            return options.command(options, clock, cancellation)
+            return _COMMANDS[options.command](options, clock, cancellation)
     except OctavoError as error:
         _say(f"octavo-edge: {' '.join(error.message.split())}" + (f" - {error.hint}" if error.hint else ""))
         if isinstance(error, Cancelled):
             return CANCELLED
-        if isinstance(error, GateFailed):
+        if error.code == _GATE_CODE:
             return GATE
         return WRONG if error.status in _WRONG_STATUSES else FAILED
     except MemoryError:
@@ -80,29 +62,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _build(options: argparse.Namespace, clock: Clock, cancellation: Cancellation) -> int:
-    narrator = Narrator(clock)
-    request = BuildRequest(
-        model=options.model,
-        targets=options.target,
-        target_options=options_by_target(options.target, options.target_option),
-        attention=options.attention,
-        num_parts=options.parts,
-        passes=options.passes,
-        recipe=load(options.recipe),
-        context_length=options.context_length,
-        ars=options.ar,
-        out=options.out,
-        store=options.store,
-    )
-    report = build(
-        request, clock=clock, cancellation=cancellation, on_progress=narrator.progress, on_stage=narrator.stage
-    )
+    from octavo_edge.app import BuildRequest, build
+    from octavo_edge.fetching import located
+    from octavo_edge.narration import Events, Words, own_stdout
+    from octavo_edge.recipe_file import load
+    from octavo_edge.target import options_by_target
+
+    narrator = Events(clock, own_stdout()) if options.progress == "json" else Words(clock)
+    if options.attended:
+        threading.Thread(target=_end_when_left_alone, name="attended", daemon=True).start()
+    try:
+        request = BuildRequest(
+            model=located(options.model, options.data_dir, cancellation, narrator.progress),
+            targets=options.target,
+            target_options=options_by_target(options.target, options.target_option),
+            attention=options.attention,
+            num_parts=options.parts,
+            passes=options.passes,
+            recipe=load(options.recipe),
+            context_length=options.context_length,
+            ars=options.ar,
+            out=options.out,
+            store=options.store,
+        )
+        report = build(
+            request, clock=clock, cancellation=cancellation, on_progress=narrator.progress, on_stage=narrator.stage
+        )
+    except Exception as error:
+        narrator.failed(error)
+        raise
+    failed = tuple(target.name for target in report.targets if target.failed)
+    narrator.built(report.outcome, failed)
     _say(f"{report.outcome} in {report.seconds:.1f} s: {options.out / 'report.html'}")
-    return FAILED if any(target.failed for target in report.targets) else 0
+    return FAILED if failed else 0
 
 
 def _store(options: argparse.Namespace, clock: Clock, cancellation: Cancellation) -> int:
     """List what the store keeps, or remove what was used least recently."""
+    from octavo_edge.store import ArtifactStore
+
     store = ArtifactStore(options.store, clock)
     if options.keep_gb is not None:
         removed = store.collect(int(options.keep_gb * 1e9))
@@ -112,51 +110,36 @@ def _store(options: argparse.Namespace, clock: Clock, cancellation: Cancellation
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="octavo-edge", description="Builds models for devices.")
-    parser.add_argument("--debug", action="store_true", help="show where a fault of the builder is")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--store", type=Path, default=Path(".octavo/edge"), help="where artifacts are kept")
+def _targets(options: argparse.Namespace, clock: Clock, cancellation: Cancellation) -> int:
+    """Print, as JSON, what each target lacks here."""
+    from octavo_edge.app import TARGETS
+    from octavo_edge.narration import own_stdout
 
-    make = commands.add_parser("build", parents=[shared], help="build a model for a target")
-    make.add_argument("model", type=Path, help="a Hugging Face directory or a .gguf file")
-    make.add_argument(
-        "--target", type=_names, required=True, metavar="T,T", help=f"one or more of: {', '.join(TARGETS)}"
-    )
-    make.add_argument(
-        "--target-option",
-        action="append",
-        default=[],
-        metavar="[T.]KEY=VALUE",
-        help="for the target's tool-chain; with several targets T.KEY says for which. May be given more than once",
-    )
-    make.add_argument("--recipe", default="w8a16", help=f"a YAML file, or one of: {', '.join(PRESETS)}")
-    make.add_argument("--context-length", type=int, default=512, metavar="TOKENS")
-    make.add_argument("--ar", type=_numbers, default=(128, 1), help="new tokens of each graph: 128,1", metavar="N,N")
-    make.add_argument("--attention", choices=("mha", "sha"), default="mha", help="heads together, or each by itself")
-    make.add_argument("--parts", type=int, default=1, metavar="N", help="pieces that the layers are cut into")
-    make.add_argument(
-        "--passes", type=_names, metavar="NAME,NAME", help="rewrites of the graphs; all usual ones if not given"
-    )
-    make.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the build goes")
-    make.set_defaults(command=_build)
-
-    store = commands.add_parser("store", parents=[shared], help="list the artifacts that are kept")
-    store.add_argument("--keep-gb", type=float, metavar="GB", help="remove the least recently used beyond that")
-    store.set_defaults(command=_store)
-    return parser
+    with own_stdout() as stream:
+        stream.write(json.dumps({name: make().missing() for name, make in TARGETS.items()}, indent=1) + "\n")
+    return 0
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+def _serve() -> int:
+    from octavo_common.starting import start
+    from octavo_edge.serving.app import run
+    from octavo_edge.serving.settings import EdgeSettings
+
+    return start("octavo-edge", EdgeSettings, run, os.environ)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted((int(part) for part in text.split(",")), reverse=True))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 128,1") from None
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Clock, Cancellation], int]] = {
+    "build": _build,
+    "store": _store,
+    "targets": _targets,
+}
+
+
+def _end_when_left_alone() -> None:
+    """Wait until the process that has begun this one is gone, then end with all that was begun here."""
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from octavo.v1 import gateway_pb2_grpc, jobs_pb2_grpc
+from octavo.v1 import builder_pb2_grpc, gateway_pb2_grpc, jobs_pb2_grpc
 from octavo_common.clock import Clock, SystemClock
 from octavo_common.db.engine import Database, connect
 from octavo_common.ids import new_process_id
@@ -27,6 +27,10 @@ from octavo_common.telemetry.metrics_http import MetricsServer
 from octavo_common.telemetry.rpc import TraceInterceptor, TraceObserver
 from octavo_gateway.admission import Admission
 from octavo_gateway.auth import AuthInterceptor, KeyRing
+from octavo_gateway.builds.builders import BuilderPool
+from octavo_gateway.builds.builds import Builds
+from octavo_gateway.builds.service import BuildServicer
+from octavo_gateway.channels import ChannelFactory, ChannelPool
 from octavo_gateway.direct import Direct, NoDirect
 from octavo_gateway.generations import Generations
 from octavo_gateway.http import HttpServer
@@ -56,9 +60,11 @@ class Gateway:
     api: Generations
     hub: StreamHub
     jobs: Jobs
+    builds: Builds
     catalogue: Catalogue
     prompts: Prompts
     workers: WorkerPool
+    builders: ChannelPool
     processes: ProcessStore
     keys: KeyRing
     limits: RequestLimits
@@ -72,7 +78,8 @@ def build(
     """Put a gateway together. Starts and opens nothing."""
     observer = Observer(tracer=telemetry.tracer, instruments=telemetry.instruments, clock=clock)
     calls = TraceObserver(telemetry.tracer, telemetry.instruments, clock)
-    workers = _workers(settings, calls, clock)
+    connect_to = _channels(settings, calls, clock)
+    workers, builders = WorkerPool(connect_to), ChannelPool(connect_to)
     processes, streams, job_store = ProcessStore(database), StreamStore(database), JobStore(database)
     catalogue = Catalogue(processes, clock, remember_s=settings.remember_models_s)
     prompts = Prompts(ArtifactStore(database))
@@ -105,9 +112,17 @@ def build(
         api=api,
         hub=hub,
         jobs=jobs,
+        builds=Builds(
+            store=job_store,
+            jobs=jobs,
+            builders=BuilderPool(processes, builders),
+            observer=observer,
+            clock=clock,
+        ),
         catalogue=catalogue,
         prompts=prompts,
         workers=workers,
+        builders=builders,
         processes=processes,
         keys=keys,
         limits=RequestLimits(max_prompt_chars=settings.max_prompt_chars),
@@ -116,12 +131,10 @@ def build(
     )
 
 
-def _workers(settings: GatewaySettings, calls: TraceObserver, clock: Clock) -> WorkerPool:
+def _channels(settings: GatewaySettings, calls: TraceObserver, clock: Clock) -> ChannelFactory:
     token = settings.require_internal_token()
-    return WorkerPool(
-        lambda address: internal_channel(
-            address, token, observer=calls, max_message_bytes=settings.max_message_bytes, clock=clock
-        )
+    return lambda address: internal_channel(
+        address, token, observer=calls, max_message_bytes=settings.max_message_bytes, clock=clock
     )
 
 
@@ -142,6 +155,7 @@ def grpc_server(gateway: Gateway, settings: GatewaySettings, telemetry: setup.Te
     gateway_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(gateway.api, gateway.catalogue), server)
     gateway_pb2_grpc.add_FleetServiceServicer_to_server(FleetServicer(gateway.processes, gateway.workers), server)
     jobs_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(gateway.jobs), server)
+    builder_pb2_grpc.add_BuildServiceServicer_to_server(BuildServicer(gateway.builds), server)
     return server
 
 
@@ -156,6 +170,7 @@ async def run(settings: GatewaySettings) -> int:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(database.dispose)
             stack.push_async_callback(gateway.workers.close)
+            stack.push_async_callback(gateway.builders.close)
             stack.push_async_callback(gateway.prompts.close)
             listener = await stack.enter_async_context(Listener(dsn, [gateway_channel(process_id)], clock))
             return await _serve(settings, gateway, telemetry, listener, clock)

@@ -12,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from octavo.v1 import common_pb2, gateway_pb2, jobs_pb2, pool_pb2, worker_pb2
 from octavo_common.errors import InvalidArgument, OctavoError, Status
-from octavo_common.jobs.model import Job, JobEvent, JobState, ProcessRecord
+from octavo_common.jobs.model import GENERATION, Job, JobEvent, JobState, ProcessRecord
 from octavo_common.jobs.spec import (
     ChoiceResult,
     FinishReason,
@@ -233,7 +233,7 @@ def job(value: Job) -> jobs_pb2.Job:
         trace_id=_trace_id(value.traceparent),
         numerics_id=value.numerics_id,
     )
-    if value.result is not None:
+    if value.result is not None and value.kind == GENERATION:
         message.result.CopyFrom(_result(GenerationResult.from_json(dict(value.result))))
     if value.error is not None:
         message.failure.CopyFrom(_failure(JobFailure.from_json(dict(value.error))))

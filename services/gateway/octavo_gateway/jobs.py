@@ -62,6 +62,7 @@ class Jobs:
         tenant: str = "",
         page_size: int = 0,
         before: str = "",
+        kind: str = "",
     ) -> tuple[list[Job], str]:
         """A page of jobs, newest first, and the token of the next page (empty on the last)."""
         if page_size < 0 or page_size > MAX_PAGE:
@@ -76,6 +77,7 @@ class Jobs:
             model=model,
             limit=limit + 1,
             before=_page_token(before),
+            kind=kind,
         )
         page = jobs[:limit]
         return page, str(page[-1].id) if len(jobs) > limit else ""

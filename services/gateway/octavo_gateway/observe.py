@@ -61,6 +61,16 @@ class Observer:
         )
         return RequestObservation(self, span, operation, model)
 
+    @contextmanager
+    def sending(self) -> Iterator[str]:
+        """The PRODUCER span around a commit, within the current span; yields the traceparent for the row."""
+        with _sending(self.tracer, None) as (traceparent, _):
+            yield traceparent
+
+    def accepted_build(self) -> None:
+        """A build is a job now. Its model is a path, and no label."""
+        self.instruments.add(names.JOBS_ACCEPTED)
+
     def resumed(self) -> None:
         """A stream goes on at another worker."""
         self.instruments.add(names.STREAMS_RESUMED)
@@ -85,21 +95,9 @@ class RequestObservation(Observation):
     @contextmanager
     def sending(self) -> Iterator[str]:
         """The PRODUCER span around the commit; yields the traceparent for the row."""
-        span = self._observer.tracer.start_span(
-            names.SPAN_SEND,
-            context=set_span_in_context(self._span, Context()),
-            kind=SpanKind.PRODUCER,
-            attributes={
-                names.MESSAGING_SYSTEM: names.PROVIDER,
-                names.MESSAGING_OPERATION_NAME: "send",
-                names.MESSAGING_DESTINATION_NAME: "jobs",
-            },
-        )
-        self._sent, self._sent_s = set_span_in_context(span, Context()), self._observer.clock.time()
-        try:
-            yield inject(self._sent)
-        finally:
-            span.end()
+        with _sending(self._observer.tracer, set_span_in_context(self._span, Context())) as (traceparent, sent):
+            self._sent, self._sent_s = sent, self._observer.clock.time()
+            yield traceparent
 
     def placed(self, job: Job) -> None:
         """It got its worker with its acceptance: what the scheduler tells of other jobs."""
@@ -193,3 +191,22 @@ class RequestObservation(Observation):
             names.GEN_AI_PROVIDER_NAME: names.PROVIDER,
             names.GEN_AI_REQUEST_MODEL: self._model,
         }
+
+
+@contextmanager
+def _sending(tracer: Tracer, parent: Context | None) -> Iterator[tuple[str, Context]]:
+    span = tracer.start_span(
+        names.SPAN_SEND,
+        context=parent,
+        kind=SpanKind.PRODUCER,
+        attributes={
+            names.MESSAGING_SYSTEM: names.PROVIDER,
+            names.MESSAGING_OPERATION_NAME: "send",
+            names.MESSAGING_DESTINATION_NAME: "jobs",
+        },
+    )
+    sent = set_span_in_context(span, Context())
+    try:
+        yield inject(sent), sent
+    finally:
+        span.end()

@@ -6,7 +6,7 @@ Turns the ways in which a stream can break into three answers, and knows nothing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +19,13 @@ from octavo.v1 import worker_pb2_grpc
 from octavo_common.errors import Unavailable
 from octavo_common.rpc.errors import from_rpc_error
 from octavo_gateway import convert
+from octavo_gateway.channels import ChannelPool
 from octavo_gateway.values import WorkerMessage
 
 log = structlog.get_logger(__name__)
 
 PROBE_TIMEOUT_S = 0.5
 RECORDS_TIMEOUT_S = 5.0
-ChannelFactory = Callable[[str], grpc.aio.Channel]
 
 
 class StreamBroken(Exception):
@@ -38,14 +38,6 @@ class JobElsewhere(Exception):
 
 class PrefixDiffers(Exception):
     """The worker has other tokens before the index than the caller."""
-
-
-@dataclass(slots=True, eq=False)
-class _Pooled:
-    channel: grpc.aio.Channel
-    num_users: int = 0
-    # Out of the pool: closed by its last user.
-    retired: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -77,13 +69,8 @@ class WorkerStream:
             self.call.cancel()
 
 
-class WorkerPool:
+class WorkerPool(ChannelPool):
     """Channels to workers by address."""
-
-    def __init__(self, make_channel: ChannelFactory) -> None:
-        self._make_channel = make_channel
-        self._channels: dict[str, _Pooled] = {}
-        self._closing: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def stream(
@@ -94,7 +81,7 @@ class WorkerPool:
         May be called before the worker has the job.
         """
         request = convert.stream_request(job_id, fence, prefix)
-        with self._use(address) as channel:
+        with self.use(address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             yield WorkerStream(stub.Stream(request))
 
@@ -113,7 +100,7 @@ class WorkerPool:
     @contextmanager
     def _answering(self, address: str) -> Iterator[Any]:
         """A stub of the worker; what it says instead of an answer becomes Unavailable."""
-        with self._use(address) as channel:
+        with self.use(address) as channel:
             try:
                 yield worker_pb2_grpc.WorkerServiceStub(channel)
             except grpc.aio.AioRpcError as error:
@@ -134,51 +121,6 @@ class WorkerPool:
         with suppress(OSError):
             await writer.wait_closed()
         return True
-
-    def is_connected(self, address: str) -> bool:
-        """Whether a connection to the worker stands; where none does, one is begun."""
-        pooled = self._pooled(address)
-        return pooled.channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
-
-    def forget(self, address: str) -> None:
-        """Drop the channel to an address: the next call connects anew instead of waiting for a back-off."""
-        pooled = self._channels.pop(address, None)
-        if pooled is not None:
-            pooled.retired = True
-            self._close_if_unused(pooled)
-
-    def keep_only(self, addresses: Collection[str]) -> None:
-        """Close unused channels to workers that are no more."""
-        for address in [a for a, pooled in self._channels.items() if a not in addresses and not pooled.num_users]:
-            self.forget(address)
-
-    async def close(self) -> None:
-        """Close all channels."""
-        channels = [pooled.channel for pooled in self._channels.values()]
-        self._channels.clear()
-        await asyncio.gather(*(channel.close() for channel in channels), *self._closing)
-
-    @contextmanager
-    def _use(self, address: str) -> Iterator[grpc.aio.Channel]:
-        pooled = self._pooled(address)
-        pooled.num_users += 1
-        try:
-            yield pooled.channel
-        finally:
-            pooled.num_users -= 1
-            self._close_if_unused(pooled)
-
-    def _pooled(self, address: str) -> _Pooled:
-        pooled = self._channels.get(address)
-        if pooled is None:
-            pooled = self._channels[address] = _Pooled(self._make_channel(address))
-        return pooled
-
-    def _close_if_unused(self, pooled: _Pooled) -> None:
-        if pooled.retired and not pooled.num_users:
-            task = asyncio.ensure_future(pooled.channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
 
 
 def _translated(error: grpc.aio.AioRpcError) -> Exception:

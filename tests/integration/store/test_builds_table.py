@@ -20,7 +20,7 @@ from octavo_common.jobs.builds import (
 from octavo_common.jobs.model import EDGE_BUILD, Held, Job, JobState, NewProcess, TenantLimits
 from octavo_common.jobs.spec import JobFailure
 
-SPEC = BuildSpec(model="m", target="onnxruntime", recipe="", recipe_yaml="name: mine", options={"attention": "sha"})
+SPEC = BuildSpec(model="m", targets=("onnxruntime",), recipe="", recipe_yaml="name: mine", options={"attention": "sha"})
 STAGE = BuildStage(
     stage="quantise",
     cached=False,

@@ -6,8 +6,8 @@ import inspect
 import types
 
 import octavo
-from octavo import calls, calls_fleet
-from octavo.v1 import gateway_pb2, jobs_pb2
+from octavo import calls, calls_builds, calls_fleet
+from octavo.v1 import builder_pb2, gateway_pb2, jobs_pb2
 
 
 def test_all_lists_exactly_what_the_package_binds() -> None:
@@ -35,6 +35,7 @@ def _methods(kind: type) -> dict[str, list[str]]:
 def test_both_clients_have_the_same_methods_and_parameters() -> None:
     assert _methods(octavo.Client) == _methods(octavo.AsyncClient)
     assert _methods(octavo.Jobs) == _methods(octavo.AsyncJobs)
+    assert _methods(octavo.Builds) == _methods(octavo.AsyncBuilds)
     assert _methods(octavo.TokenStream) == _methods(octavo.AsyncTokenStream)
 
 
@@ -56,14 +57,21 @@ def _every_call() -> list[calls.Call]:
         calls.list_workers(include_dead=False),
         calls.worker_records("w", 0),
         calls_fleet.worker_pool("w"),
+        calls_builds.submit_build("m", targets="onnxruntime"),
+        calls_builds.get_build("b"),
+        calls_builds.list_builds(states=(), tenant="", page_size=1, page_token=""),
+        calls_builds.watch_build("b"),
+        calls_builds.download_build("b", (), 0),
+        calls_builds.list_targets(),
     ]
 
 
 def test_every_method_of_the_public_services_has_a_call_with_its_types() -> None:
     protocol = {
         f"/{service.full_name}/{method.name}": (method.input_type.full_name, method.output_type.full_name)
-        for module in (gateway_pb2, jobs_pb2)
+        for module in (gateway_pb2, jobs_pb2, builder_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
+        if service.name != "BuilderService"  # between services
         for method in service.methods
     }
     ours = {c.path: (type(c.request).DESCRIPTOR.full_name, c.response.DESCRIPTOR.full_name) for c in _every_call()}

@@ -16,7 +16,7 @@ class BuildSpec:
     """What is to be built (column `payload`, without the model: that has a column of its own)."""
 
     model: str
-    target: str
+    targets: tuple[str, ...]
     # A preset's name; empty: recipe_yaml has the recipe.
     recipe: str = RECIPE
     recipe_yaml: str = ""
@@ -26,19 +26,19 @@ class BuildSpec:
     context_length: int = CONTEXT_LENGTH
     # Numbers of new tokens that a graph is built for, largest first.
     ars: tuple[int, ...] = ARS
-    # Options of the builder's command line, without dashes, and of the target's tool-chain.
+    # Options of the builder's command line, without dashes, and of the tool-chains: key, or target.key.
     options: Mapping[str, str] = field(default_factory=lambda: {})
     target_options: Mapping[str, str] = field(default_factory=lambda: {})
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {**asdict(self), "ars": list(self.ars)}
+        return {**asdict(self), "targets": list(self.targets), "ars": list(self.ars)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> BuildSpec:
         """Inverse of to_json; what retention has removed is empty, unknown fields of a newer writer are ignored."""
         known: dict[str, Any] = {k: v for k, v in value.items() if k in cls.__slots__}
-        known["ars"] = tuple(known.get("ars", ARS))
+        known["targets"], known["ars"] = tuple(known["targets"]), tuple(known.get("ars", ARS))
         return cls(**known)
 
 

@@ -148,15 +148,25 @@ class JobStore(Store):
         model: str = "",
         limit: int = 50,
         before: UUID | None = None,
+        kind: str = "",
     ) -> list[Job]:
-        """Read jobs, newest first, without their large columns; `before` is the last id of the page before."""
-        statement = select(*light_job_columns()).order_by(jobs.c.id.desc()).limit(min(limit, MAX_LISTED))
+        """Read jobs, newest first, without their large columns; `before` is the last id of the page before.
+
+        Of one kind, if it is named: then they have their payloads, too.
+        """
+        statement = (
+            select(*light_job_columns(kept=("payload",) if kind else ()))
+            .order_by(jobs.c.id.desc())
+            .limit(min(limit, MAX_LISTED))
+        )
         if tenant is not None:
             statement = statement.where(jobs.c.tenant == tenant)
         if states:
             statement = statement.where(jobs.c.state.in_([state.value for state in states]))
         if model:
             statement = statement.where(jobs.c.model == model)
+        if kind:
+            statement = statement.where(jobs.c.kind == kind)
         if before is not None:
             statement = statement.where(jobs.c.id < before)
         return [to_job(row._mapping) for row in await self._run(statement)]

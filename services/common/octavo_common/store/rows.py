@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Column, literal, null
@@ -20,12 +21,12 @@ job_columns: list[Column[Any]] = [jobs.c[name] for name in _FIELDS]
 JOB_COLUMNS_OF_J = ", ".join(f"j.{name}" for name in _FIELDS)
 
 
-def light_job_columns() -> list[ColumnElement[Any]]:
-    """The columns of a Job with empty values for the large ones."""
+def light_job_columns(kept: Collection[str] = ()) -> list[ColumnElement[Any]]:
+    """The columns of a Job with empty values for the large ones, apart from those that are kept."""
     columns: list[ColumnElement[Any]] = []
     for name in _FIELDS:
         column = jobs.c[name]
-        if name in _HEAVY:
+        if name in _HEAVY and name not in kept:
             columns.append(literal(_HEAVY[name], column.type).label(name))
         elif name == "result":
             columns.append(null().label(name))

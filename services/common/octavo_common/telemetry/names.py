@@ -42,19 +42,25 @@ JOB_FENCE = "octavo.job.fence"
 JOB_TENANT = "octavo.job.tenant"
 JOB_LOSSES = "octavo.job.losses"
 WORKER_ID = "octavo.worker.id"
+BUILD_MODEL = "octavo.build.model"
+BUILD_TARGETS = "octavo.build.targets"
+BUILD_OUTCOME = "octavo.build.outcome"
+STAGE_CACHED = "octavo.build.stage.cached"
+STAGE_SECONDS = "octavo.build.stage.duration_s"
 NUM_CHUNK_TOKENS = "octavo.prefill.num_tokens"
 NUM_COMPUTED_TOKENS = "octavo.prefill.num_computed_tokens"
 
 # Spans of a request, in the order in which they begin. A span named `{operation} {model}` encloses them.
 SPAN_SEND = "send jobs"  # gateway, PRODUCER: the job is committed
 SPAN_PLACE = "place jobs"  # scheduler: the round that placed the job, to its commit; gateway: the acceptance that did
-SPAN_PROCESS = "process jobs"  # worker, CONSUMER: parent and link are the span in the row
+SPAN_PROCESS = "process jobs"  # worker, edge builder; CONSUMER: parent and link are the span in the row
 SPAN_QUEUE = "queue"  # worker: from acceptance to the first step that computed a token
 SPAN_PREFILL_CHUNK = "prefill chunk"  # worker, one a step
 SPAN_DECODE = "decode"  # worker, one a job, with the events below
 EVENT_FIRST_TOKEN = "first_token"
 EVENT_PREEMPTED = "preempted"
 EVENT_RESUMED = "resumed"
+EVENT_STAGE = "stage"  # of a build that has ended, one a stage
 
 # Labels of metrics.
 MODEL_NAME = "model_name"
@@ -62,6 +68,7 @@ FINISHED_REASON = "finished_reason"
 METHOD = "method"
 CODE = "code"
 OUTCOME = "outcome"
+STAGE = "stage"
 
 _TIME_TO_FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
@@ -73,6 +80,7 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 _CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _PLACEMENT_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_BUILD_S = (1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 2400, 4800, 9600)
 _GEN_AI_DURATION_S = tuple(0.01 * 2**n for n in range(14))
 _GEN_AI_FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _GEN_AI_PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
@@ -180,6 +188,13 @@ PLACEMENT_TIME = _histogram(
 )
 PLACEMENT_ROUND_TIME = _histogram(
     "octavo_placement_round_time_seconds", "s", "What one round of placement took, with its statements.", _CALL_S
+)
+
+# Edge builder.
+BUILDS = _counter("octavo_builds", "{build}", "Attempts at builds for devices, by how they ended.", OUTCOME)
+BUILD_TIME = _histogram("octavo_build_time_seconds", "s", "What an attempt at a build took.", _BUILD_S, OUTCOME)
+BUILD_STAGE_TIME = _histogram(
+    "octavo_build_stage_time_seconds", "s", "What a stage took that was not found as cached.", _BUILD_S, STAGE
 )
 
 # All services.
