@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["centred_sqnr_db", "mean_kl", "mean_nll", "perplexity", "sqnr_db", "top1_agreement"]
+__all__ = [
+    "centred_sqnr_db",
+    "decibels",
+    "energies",
+    "mean_kl",
+    "mean_nll",
+    "perplexity",
+    "sqnr_db",
+    "top1_agreement",
+]
 
 Floats = NDArray[np.floating[Any]]
 _ROWS = 64  # positions at a time: a whole window of float64 logits of a large vocabulary would be gigabytes
@@ -22,27 +31,36 @@ def sqnr_db(reference: Floats, value: Floats) -> float:
 
     A reference of zeros that is not met has -inf. ValueError when the shapes differ.
     """
-    _same_shape(reference, value)
-    signal = noise = 0.0
-    for left, right in zip(_rows(reference), _rows(value), strict=True):
-        exact, got = left.astype(np.float64), right.astype(np.float64)
-        signal += float(np.sum(exact * exact))
-        error = exact - got
-        noise += float(np.sum(error * error)) if np.isfinite(error).all() else math.inf
-    return _decibels(signal, noise)
+    return decibels(*energies(reference, value))
 
 
 def centred_sqnr_db(reference: Floats, value: Floats) -> float:
     """SQNR after each row's own mean is subtracted: an offset common to a row of logits changes no probability."""
+    return decibels(*energies(reference, value, centred=True))
+
+
+def energies(reference: Floats, value: Floats, *, centred: bool = False) -> tuple[float, float]:
+    """Sums of squares of reference and error, which add up over pieces; ``centred`` as in ``centred_sqnr_db``."""
     _same_shape(reference, value)
     signal = noise = 0.0
     for left, right in zip(_rows(reference), _rows(value), strict=True):
         exact, got = left.astype(np.float64), right.astype(np.float64)
-        exact -= exact.mean(axis=-1, keepdims=True)
-        error = exact - (got - got.mean(axis=-1, keepdims=True))
+        if centred:
+            exact -= exact.mean(axis=-1, keepdims=True)
+            got -= got.mean(axis=-1, keepdims=True)
         signal += float(np.sum(exact * exact))
+        error = exact - got
         noise += float(np.sum(error * error)) if np.isfinite(error).all() else math.inf
-    return _decibels(signal, noise)
+    return signal, noise
+
+
+def decibels(signal: float, noise: float) -> float:
+    """The ratio of two energies; infinite without noise, -inf without a signal."""
+    if noise == 0.0:
+        return math.inf
+    if signal == 0.0 or math.isinf(noise):
+        return -math.inf
+    return 10.0 * math.log10(signal / noise)
 
 
 def mean_kl(reference: Floats, value: Floats) -> float:
@@ -79,14 +97,6 @@ def perplexity(logits: Floats, targets: NDArray[np.integer[Any]]) -> float:
         return math.exp(mean_nll(logits, targets))
     except OverflowError:
         return math.inf
-
-
-def _decibels(signal: float, noise: float) -> float:
-    if noise == 0.0:
-        return math.inf
-    if signal == 0.0 or math.isinf(noise):
-        return -math.inf
-    return 10.0 * math.log10(signal / noise)
 
 
 def _log_softmax(rows: Floats) -> NDArray[np.float64]:

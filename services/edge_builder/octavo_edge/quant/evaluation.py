@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_device.spec import GraphSpec
-from octavo_edge.graph.metrics import centred_sqnr_db, mean_kl, perplexity, sqnr_db, top1_agreement
+from octavo_edge.graph.metrics import decibels, energies, mean_kl, mean_nll, top1_agreement
+
+_LOGITS = "logits"
 
 
 class Outputs:
@@ -59,24 +62,64 @@ class Comparison:
 
 
 def compare(spec: GraphSpec, exact: Outputs, got: Outputs) -> Comparison:
-    """Two graphs' outputs for the same texts of as many tokens as the largest graph takes."""
-    indices = range(len(exact.texts))
-    left = np.stack([exact.get(index, "logits")[0] for index in indices])
-    right = np.stack([got.get(index, "logits")[0] for index in indices])
-    targets = np.array([text[1:] for text in exact.texts])
-    cache = [tensor.name for tensor in spec.outputs(spec.ars[0]) if tensor.name != "logits"]
+    """Two graphs' outputs for the same texts of as many tokens as the largest graph takes; one text in memory."""
+    texts = [_compare_text(exact, got, index) for index in range(len(exact.texts))]
+    cache = [tensor.name for tensor in spec.outputs(spec.ars[0]) if tensor.name != _LOGITS]
     return Comparison(
-        sqnr_db=sqnr_db(left, right),
-        min_window_sqnr_db=min(sqnr_db(left[index], right[index]) for index in indices),
-        centred_sqnr_db=centred_sqnr_db(left, right),
-        mean_kl_nats=mean_kl(left, right),
-        top1_ratio=top1_agreement(left, right),
-        float_ppl=perplexity(left[:, :-1], targets),
-        ppl=perplexity(right[:, :-1], targets),
+        sqnr_db=_joined([text.plain for text in texts]),
+        min_window_sqnr_db=min(decibels(*text.plain) for text in texts),
+        centred_sqnr_db=_joined([text.centred for text in texts]),
+        mean_kl_nats=_mean([text.kl for text in texts]),
+        top1_ratio=_mean([text.top1 for text in texts]),
+        float_ppl=_exp(_mean([text.float_nll for text in texts])),
+        ppl=_exp(_mean([text.nll for text in texts])),
         cache_sqnr_db={name: _sqnr_over(name, exact, got) for name in cache},
     )
 
 
+Energies = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text:
+    """What one text's logits say."""
+
+    plain: Energies
+    centred: Energies
+    kl: float
+    top1: float
+    float_nll: float
+    nll: float
+
+
+def _compare_text(exact: Outputs, got: Outputs, index: int) -> _Text:
+    left, right = (outputs.get(index, _LOGITS)[0] for outputs in (exact, got))
+    targets = np.array(exact.texts[index][1:])
+    return _Text(
+        plain=energies(left, right),
+        centred=energies(left, right, centred=True),
+        kl=mean_kl(left, right),
+        top1=top1_agreement(left, right),
+        float_nll=mean_nll(left[:-1], targets),
+        nll=mean_nll(right[:-1], targets),
+    )
+
+
 def _sqnr_over(name: str, exact: Outputs, got: Outputs) -> float:
-    indices = range(len(exact.texts))
-    return sqnr_db(*(np.stack([outputs.get(index, name) for index in indices]) for outputs in (exact, got)))
+    return _joined([energies(exact.get(index, name), got.get(index, name)) for index in range(len(exact.texts))])
+
+
+def _joined(parts: Sequence[Energies]) -> float:
+    return decibels(sum(signal for signal, _ in parts), sum(noise for _, noise in parts))
+
+
+def _mean(values: Sequence[float]) -> float:
+    # Texts have as many tokens each.
+    return sum(values) / len(values)
+
+
+def _exp(nll: float) -> float:
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
