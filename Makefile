@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help setup up down fmt lint types check test test-unit kernels coverage test-db test-containers verify proto migrate bench bench-peers images clean
+.PHONY: help setup up down fmt lint types check test test-unit kernels coverage test-db test-containers verify proto migrate bench bench-peers aimet-parity images clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -94,6 +94,9 @@ bench: $(VENV)/.test ## Measure speed as ratios in one run; benchmarks/README.md
 
 bench-peers: $(VENV)/.test ## Compare with vLLM, OpenVINO GenAI and llama.cpp, each in its own environment under build/peers
 	$(BIN)/python -m benchmarks.peers
+
+aimet-parity: $(VENV)/.test ## Compare the edge builder's quantiser with AIMET, in its own environment under build/aimet; writes docs/aimet.md
+	$(BIN)/python -m benchmarks.aimet
 
 images: ## Make the base images (where no registry is reachable) and build the service images
 	deploy/base-images.sh && deploy/build-images.sh

@@ -89,6 +89,12 @@ def steps(model: Path, folder: Path) -> list[Step]:
             ),
             timeout_s=3600,
         ),
+        Step(
+            name="aimet",
+            about="AIMET as the referee of the edge builder's quantiser, in its own environment: docs/aimet.md",
+            argv=("-m", "benchmarks.aimet", str(model), "--json", str(folder / "aimet.json")),
+            timeout_s=2 * 3600,
+        ),
     ]
     soak = ("--rounds", "20", "--leavers", "1000", "--json", str(folder / "soak.json"), "--summary", "docs/soak.md")
     return [

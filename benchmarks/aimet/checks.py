@@ -1,0 +1,157 @@
+"""What is promised of the findings, and the page that tells them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from benchmarks.aimet.parts import CONFIG, Extra, Findings, Row
+from benchmarks.result import Check
+
+TOY, WHOLE, FIRST = "random, 2 layers", "the demo model", "its first 4 layers"
+KL_RATIO, PPL_RATIO, TOY_DB, TIME_RATIO = 1.05, 1.01, -0.5, 1 / 3
+# Of AIMET's graph of our encodings with our own graph. On random weights a number; on real ones two faithful executors
+# differ by as much as quantisation itself, so there it is what they lose that has to be alike.
+READ_DB, READ_KL_RATIO = 40.0, 0.05
+
+
+def checks(found: Findings) -> Iterable[Check]:
+    """Each promise with what came out."""
+    for row in found.rows:
+        where = f"{row.method} on {row.graph}"
+        if row.graph == TOY:
+            yield Check(
+                name=f"{where}: SQNR, ours less AIMET's [dB]",
+                value=row.ours.sqnr_db - row.aimet.sqnr_db,
+                at_least=TOY_DB,
+            )
+        else:
+            yield Check(
+                name=f"{where}: KL, ours to AIMET's",
+                value=row.ours.mean_kl_nats / row.aimet.mean_kl_nats,
+                at_most=KL_RATIO,
+            )
+            yield Check(
+                name=f"{where}: perplexity, ours to AIMET's", value=row.ours.ppl / row.aimet.ppl, at_most=PPL_RATIO
+            )
+        yield from _readings(row, where)
+    if found.ours_search_s:
+        yield Check(name="SeqMSE's seconds, ours to AIMET's", value=_time_ratio(found), at_most=TIME_RATIO)
+
+
+def _readings(row: Row, where: str) -> Iterable[Check]:
+    for reading in row.readings:
+        name = f"{where}: encodings {reading.schema} read by AIMET"
+        if row.graph == TOY:
+            yield Check(name=f"{name}, agreement [dB]", value=reading.agreement_db, at_least=READ_DB)
+        else:
+            kl = reading.loss.mean_kl_nats / row.ours.mean_kl_nats
+            yield Check(name=f"{name}, distance of KL's ratio from 1", value=abs(kl - 1), at_most=READ_KL_RATIO)
+            ppl = reading.loss.ppl / row.ours.ppl
+            yield Check(name=f"{name}, distance of perplexity's from 1", value=abs(ppl - 1), at_most=PPL_RATIO - 1)
+
+
+def _time_ratio(found: Findings) -> float:
+    return sum(found.ours_search_s) / sum(found.aimet_search_s)
+
+
+def page(found: Findings, settings: Mapping[str, object], promised: Sequence[Check]) -> str:
+    """docs/aimet.md."""
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    held = sum(check.holds for check in promised)
+    told = ", ".join(f"{name} {value}" for name, value in settings.items())
+    lines = [
+        _HEAD,
+        f"Written by `make aimet-parity` on {datetime.now(UTC):%Y-%m-%d}: {versions}; {told}. ",
+        f"{held} of {len(promised)} promises hold.",
+        _SAME,
+        *(_row(row) for row in found.rows),
+    ]
+    if found.extras:
+        lines += [_OWN, *(_extra(extra) for extra in found.extras)]
+    lines += [_READING, *(line for row in found.rows for line in _reading_rows(row))]
+    if found.ours_search_s:
+        lines.append(_search(found))
+    return "\n".join([*lines, _AGAIN])
+
+
+_HEAD = """# AIMET as the referee
+
+Qualcomm's AIMET quantises the same float ONNX graphs as the edge builder with the same calibration windows, and both
+results are run in ONNX Runtime on the same held-out text. AIMET also reads our encodings files.
+"""
+_SAME = f"""
+## The same recipe, by both
+
+Activations of 16 bits as AIMET's configuration `{CONFIG}` has them, the residual sums and the table too; the inside of
+RMSNorm in floating point; MinMax ranges; weights symmetric, a scale for each channel (LPBQ: blocks of 64); at 4 bits
+the LM head has 8. KL in nats against the float graph. Ours may be at most {KL_RATIO} times AIMET's KL and {PPL_RATIO}
+times its perplexity; on random weights at most {-TOY_DB} dB below it.
+
+| graph | method | KL: ours | AIMET | ratio | perplexity: ours | AIMET | ratio | dB: ours | AIMET | holds |
+|---|---|---|---|---|---|---|---|---|---|---|"""
+_OWN = """
+What a build takes unless it is told otherwise, for which AIMET has no equal (residual sums in floating point; at 4 bits
+blocks, SeqMSE and GPTQ):
+
+| graph | recipe | KL | perplexity, to float's | dB |
+|---|---|---|---|---|"""
+_READING = """
+## AIMET reads our encodings
+
+The graph that AIMET makes of the float graph and our encodings file, against our own quantised graph: dB of the logits
+between the two, and what both lose against float as a ratio.
+
+| graph | method | schema | read by | dB | KL, to ours | perplexity, to ours |
+|---|---|---|---|---|---|---|"""
+_AGAIN = """
+LPBQ of schema 1.0.0 goes through AIMET's simulator: its converter does not take it, from its own files either.
+
+## Again
+
+`make aimet-parity` installs AIMET under `build/aimet`, in an environment of its own, makes the graphs and runs all of
+this. `python -m benchmarks.aimet --cut` does the random model alone. See [edge.md](edge.md) for the builder.
+"""
+
+
+def _search(found: Findings) -> str:
+    ours, theirs = (" + ".join(f"{s:.0f}" for s in rounds) for rounds in (found.ours_search_s, found.aimet_search_s))
+    ratio = _time_ratio(found)
+    holds = "yes" if ratio <= TIME_RATIO else "**no**"
+    return f"""
+## Seconds of SeqMSE
+
+On {FIRST}, with the same candidates and windows, in turns: ours {ours} s, all ranges included; AIMET's
+{theirs} s for the search alone. Ratio {ratio:.3f}; promised is at most 1/3: {holds}.
+Both have one thread for matrix products. Other things ran meanwhile, so only the ratio says something."""
+
+
+def _extra(extra: Extra) -> str:
+    loss = extra.loss
+    return f"| {extra.graph} | {extra.method} | {_n(loss.mean_kl_nats)} | {loss.ppl_ratio:.4f} | {loss.sqnr_db:.2f} |"
+
+
+def _row(row: Row) -> str:
+    own = [check for check in checks(Findings(rows=[row])) if "read by AIMET" not in check.name]
+    holds = "yes" if all(check.holds for check in own) else "**no**"
+    ours, theirs = row.ours, row.aimet
+    return (
+        f"| {row.graph} | {row.method} | {_n(ours.mean_kl_nats)} | {_n(theirs.mean_kl_nats)} "
+        f"| {ours.mean_kl_nats / theirs.mean_kl_nats:.3f} | {ours.ppl:.3f} | {theirs.ppl:.3f} "
+        f"| {ours.ppl / theirs.ppl:.4f} | {ours.sqnr_db:.2f} | {theirs.sqnr_db:.2f} | {holds} |"
+    )
+
+
+def _reading_rows(row: Row) -> Iterable[str]:
+    for reading in row.readings:
+        decibels = "equal" if math.isinf(reading.agreement_db) else f"{reading.agreement_db:.1f}"
+        kl = reading.loss.mean_kl_nats / row.ours.mean_kl_nats
+        yield (
+            f"| {row.graph} | {row.method} | {reading.schema} | `{reading.by}` | {decibels} | {kl:.4f} "
+            f"| {reading.loss.ppl / row.ours.ppl:.4f} |"
+        )
+
+
+def _n(value: float) -> str:
+    return f"{value:.4f}"

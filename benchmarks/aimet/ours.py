@@ -1,0 +1,132 @@
+"""The builder's quantiser on the same graphs and batches, and what a quantised graph loses."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from benchmarks.aimet.material import Logits, Material
+
+from octavo_device.spec import graph_file
+from octavo_edge.graph.metrics import mean_kl, perplexity, sqnr_db, top1_agreement
+from octavo_edge.graph.weights import WeightsWriter
+from octavo_edge.quant.calibrate import quantise_graph
+from octavo_edge.quant.encodings import Encodings, write_v1, write_v2
+from octavo_edge.quant.placement import WeightKind, place
+from octavo_edge.quant.planning import plan_of
+from octavo_edge.quant.qdq import write_qdq
+from octavo_edge.quant.topology import Topology, corresponding_names
+from octavo_edge.recipe import PRESETS, Granularity, Precision, QType, Recipe, SeqMSE, WeightPrecision
+
+# As AIMET's HTP configuration has it: 16 bits for everything that is no weight, the residual too; a table of 16 bits.
+_EQUAL = replace(Precision(), residual=QType.INT16, kv_cache=QType.INT16, embedding=QType.INT16)
+_INT4 = WeightPrecision(qtype=QType.INT4)
+BLOCK_SIZE = 64
+_LPBQ = WeightPrecision(qtype=QType.INT4, granularity=Granularity.LPBQ, block_size=BLOCK_SIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way to quantise: the recipe for ours, and what AIMET is told for the same."""
+
+    name: str
+    recipe: Recipe
+    weight_bits: int = 4
+    block_size: int = 0  # LPBQ's
+    num_candidates: int = 0  # SeqMSE's
+    num_search_batches: int = 0
+
+
+def methods(*, num_candidates: int, num_search_batches: int) -> dict[str, Method]:
+    """Those that both have, by name."""
+    search = SeqMSE(num_candidates=num_candidates, num_windows=num_search_batches)
+    found = (
+        Method(name="W8A16", recipe=Recipe(name="equal-w8a16", precision=_EQUAL), weight_bits=8),
+        Method(name="W4A16", recipe=Recipe(name="equal-w4a16", precision=replace(_EQUAL, blocks=_INT4))),
+        Method(
+            name="LPBQ",
+            recipe=Recipe(name="equal-lpbq", precision=replace(_EQUAL, blocks=_LPBQ)),
+            block_size=BLOCK_SIZE,
+        ),
+        Method(
+            name="SeqMSE",
+            recipe=Recipe(name="equal-seqmse", precision=replace(_EQUAL, blocks=_INT4), recipe=(search,)),
+            num_candidates=num_candidates,
+            num_search_batches=num_search_batches,
+        ),
+    )
+    return {method.name: method for method in found}
+
+
+# What a user gets without a recipe of one's own.
+DEFAULTS = {"W8A16": PRESETS["w8a16"], "W4A16": PRESETS["w4a16"]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What AIMET has to be told of a graph."""
+
+    head: str  # the LM head's weight
+    floats: tuple[str, ...]  # tensors that both leave in floating point
+
+
+def facts(source: Material) -> Facts:
+    """The head, and the tensors inside of RMSNorm."""
+    placement = place(Topology(source.graph))
+    (head,) = (weight.name for weight in placement.weights if weight.kind is WeightKind.HEAD)
+    return Facts(head=head, floats=tuple(sorted(placement.floats)))
+
+
+def quantise(source: Material, recipe: Recipe, out: Path, *, num_batches: int | None = None) -> float:
+    """Quantised graph and encodings of both schemas into ``out``; seconds of rounding and calibration.
+
+    ``num_batches`` takes no more of the calibration batches.
+    """
+    graph, plan = Topology(source.graph), plan_of(recipe)
+    batches = source.calibration[: len(source.calibration) if num_batches is None else num_batches]
+    started = time.perf_counter()
+    placement = place(graph, float_residual=plan.activations.float_residual)
+    quantised = quantise_graph(graph, placement, plan, batches, lambda *_: None)
+    seconds = time.perf_counter() - started
+    out.mkdir(parents=True)
+    with WeightsWriter(out) as weights:
+        write_qdq(graph, quantised, corresponding_names(graph, graph), out / graph_file(source.spec.ars[0]), weights)
+    encodings = Encodings(
+        activations=quantised.activations,
+        params={name: weight.encoding for name, weight in quantised.weights.items()},
+    )
+    producer = {"package": "octavo", "version": "benchmark"}
+    write_v1(out / "1.0.0.encodings", encodings, producer=producer, activation_bits=16)
+    write_v2(out / "2.0.0.encodings", encodings, producer=producer)
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A quantised graph against the float one, over all texts."""
+
+    mean_kl_nats: float
+    ppl: float
+    ppl_ratio: float
+    top1_ratio: float
+    sqnr_db: float
+
+
+def loss(source: Material, exact: Logits, got: Logits) -> Loss:
+    """Of two graphs' logits for the texts that judge."""
+    targets = source.targets
+    before, after = perplexity(exact[:, :-1], targets), perplexity(got[:, :-1], targets)
+    return Loss(
+        mean_kl_nats=mean_kl(exact, got),
+        ppl=after,
+        ppl_ratio=after / before,
+        top1_ratio=top1_agreement(exact, got),
+        sqnr_db=sqnr_db(exact, got),
+    )
+
+
+def agreement_db(left: Logits, right: Logits) -> float:
+    """How alike two graphs are; infinite where they are equal."""
+    return float("inf") if np.array_equal(left, right) else sqnr_db(left, right)
