@@ -4,7 +4,7 @@ import numpy as np
 from unit.edge.toy_graph import VOCAB, write_toy
 
 from octavo_device.feeds import Decoding
-from octavo_device.spec import graph_file, write_spec
+from octavo_device.spec import graph_file, read_spec, write_spec
 from octavo_edge.graph.runtime import OrtModel
 from octavo_edge.graph.weights import WeightsWriter
 from octavo_edge.quant.calibrate import quantise_graph
@@ -46,13 +46,20 @@ def quantise_toy(source, out, asked, tokens, *, placement=None):
     reference = Topology(source / graph_file(model.spec.ars[0]))
     placement = placement or place(reference, float_residual=asked.activations.float_residual)
     quantised = quantise_graph(reference, placement, asked, batches(source, tokens), lambda *_: None)
+    write_quantised(source, out, quantised)
+    return reference, quantised
+
+
+def write_quantised(source, out, quantised):
+    """Write QDQ graphs of all sizes beside one data file."""
+    spec = read_spec(source)
+    reference = Topology(source / graph_file(spec.ars[0]))
     out.mkdir(parents=True, exist_ok=True)
-    write_spec(out, model.spec)
+    write_spec(out, spec)
     with WeightsWriter(out) as weights:
-        for ar in model.spec.ars:
+        for ar in spec.ars:
             graph = Topology(source / graph_file(ar))
             write_qdq(graph, quantised, corresponding_names(reference, graph), out / graph_file(ar), weights)
-    return reference, quantised
 
 
 def logits(folder, tokens, *, ars=None):
@@ -61,4 +68,4 @@ def logits(folder, tokens, *, ars=None):
     return np.stack([Decoding(model.spec, model).logits(sequence, ars=ars) for sequence in tokens])
 
 
-__all__ = ["W8", "batches", "logits", "plan", "quantise_toy", "sequences", "write_toy"]
+__all__ = ["W8", "batches", "logits", "plan", "quantise_toy", "sequences", "write_quantised", "write_toy"]
