@@ -66,10 +66,17 @@ def _coreml() -> Target:
     return CoreMlTarget()
 
 
+def _gguf() -> Target:
+    from octavo_edge.targets.gguf import GgufTarget
+
+    return GgufTarget()
+
+
 TARGETS: Mapping[str, Callable[[], Target]] = {
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
     "coreml": _coreml,
+    "gguf": _gguf,
 }
 
 
