@@ -96,6 +96,23 @@ def steps(model: Path, folder: Path) -> list[Step]:
             timeout_s=2 * 3600,
         ),
     ]
+    edge = [
+        Step(
+            name="edge_methods",
+            about="the edge builder's ways to quantise against the float graph on real text: docs/edge-accuracy.md",
+            argv=(
+                *("-m", "benchmarks.edge_methods", str(model), "--json", str(folder / "edge_methods.json")),
+                *("--page", "docs/edge-accuracy.md"),
+            ),
+            timeout_s=4 * 3600,
+        ),
+        Step(
+            name="edge_memory",
+            about="what the edge builder's stages take of memory, for the whole model and its first 12 layers",
+            argv=("-m", "benchmarks.edge_memory", str(model), "--json", str(folder / "edge_memory.json")),
+            timeout_s=2 * 3600,
+        ),
+    ]
     soak = ("--rounds", "20", "--leavers", "1000", "--json", str(folder / "soak.json"), "--summary", "docs/soak.md")
     return [
         Step(
@@ -113,6 +130,7 @@ def steps(model: Path, folder: Path) -> list[Step]:
         Step(name="slow", about="the slow tests", argv=(*tests, "slow and not docker and not gpu"), timeout_s=7200),
         *bench,
         *compared,
+        *edge,
         Step(
             name="soak",
             about="every fault 20 times, 1,000 clients that leave: docs/soak.md",
