@@ -1,0 +1,186 @@
+"""Builds through the platform: submitted, followed, downloaded; killed, cancelled, drained, and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+from builder_world import QUICK, BuilderWorld, in_stage, stages
+
+import octavo
+from octavo import JobState
+
+pytestmark = pytest.mark.db
+
+ALL = ["adapt", "optimise", "quantise", "export", "compile"]
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """sha256 by name."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+async def test_a_build_is_followed_by_stage_and_downloaded_whole_also_from_a_builder_that_was_restarted(
+    world: BuilderWorld,
+) -> None:
+    builder = await world.builder()
+    build = await world.submit(idempotency_key="once")
+    assert (build.state, build.targets, build.recipe_yaml) == (JobState.QUEUED, ("onnxruntime",), QUICK)
+    assert (await world.submit(idempotency_key="once")).id == build.id
+    events = await world.follow(build)
+    assert [stage for stage, _ in stages(events)][:5] == ALL
+    assert {event.stage for event in events if isinstance(event, octavo.BuildProgress)} >= set(ALL)
+    states = [event.state for event in events if isinstance(event, octavo.Build)]
+    assert states[-2:] == [JobState.RUNNING, JobState.SUCCEEDED]
+    ended = events[-1]
+    assert isinstance(ended, octavo.Build)
+    assert ended.result is not None
+    assert (ended.result.outcome, ended.progress) == ("compiled+run", None)
+    quantise = next(stage for stage in ended.result.stages if stage.stage == "quantise")
+    assert quantise.metrics["mean_kl_nats"] >= 0
+    assert await world.builds.get(build.id) == ended
+
+    # As a job it is one of many, and no generation.
+    job = await world.client.jobs.get(build.id)
+    assert (job.kind, job.state, job.result) == ("edge_build", JobState.SUCCEEDED, None)
+    (listed,) = await world.builds.list()
+    assert (listed.id, listed.targets, listed.result) == (build.id, ("onnxruntime",), None)
+
+    assert await builder.stop() == 0
+    with pytest.raises(octavo.UnavailableError) as away:
+        async with octavo.AsyncClient(
+            f"127.0.0.1:{world.port}", api_key=world.gateways.key, retry=octavo.RetryPolicy(max_attempts=1)
+        ) as hasty:
+            await hasty.builds.download(build.id, world.folder / "early")
+    assert away.value.code == "BUILDER_AWAY"
+    assert list(world.folder.glob("*early*")) == []
+
+    await world.builder()
+    seen: list[int] = []
+    files = await world.builds.download(build.id, world.folder / "out", on_bytes=lambda done, total: seen.append(done))
+    assert tree(world.folder / "out") == {file.name: file.sha256 for file in files}
+    assert {file.name for file in files} == {file.name for file in ended.result.files}
+    assert seen[-1] == sum(file.size_bytes for file in files)
+    report = json.loads((world.folder / "out" / "report.json").read_text())
+    assert report["outcome"] == "compiled+run"
+    for path in (world.folder / "out").rglob("*.onnx"):
+        onnx.checker.check_model(str(path))
+    (one,) = await world.builds.download(build.id, world.folder / "one", names=["report.html"])
+    assert tree(world.folder / "one") == {"report.html": one.sha256}
+
+
+async def test_a_build_whose_builder_is_killed_goes_on_at_its_stage_and_leaves_no_process(world: BuilderWorld) -> None:
+    first = await world.builder()
+    # Enough windows to be met in the stage.
+    build = await world.submit("calibration: {num_windows: 48}\nevaluation: {num_windows: 1}\n")
+    await world.follow(build, in_stage("quantise"))
+    children = first.children()
+    assert children
+    await first.kill()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 10)
+    assert alive == []
+    await world.reaped(build)
+    await world.builder()
+    events = await world.follow(build)
+    ended = events[-1]
+    assert isinstance(ended, octavo.Build)
+    assert ended.state is JobState.SUCCEEDED
+    assert stages(events)[:3] == [("adapt", True), ("optimise", True), ("quantise", False)]
+    names = [event.event for event in await world.client.jobs.events(build.id)]
+    assert names == ["queued", "running", "reaped", "running", "succeeded"]
+    assert ended.job.num_losses == 1
+
+
+async def test_a_build_is_cancelled_in_its_stage_another_drained_and_the_next_builder_goes_on(
+    world: BuilderWorld,
+) -> None:
+    builder = await world.builder()
+    long = "calibration: {num_windows: 50}\nevaluation: {num_windows: 1}\nprecision: {kv_cache: int16}\n"
+    build = await world.submit(long)
+    waiting = await world.submit(long + "gates: {max_ppl_ratio: 9}\n")
+    assert (await world.builds.cancel((await world.submit(long)).id)).state is JobState.CANCELLED
+    await world.follow(build, in_stage("quantise"))
+    assert (await world.builds.get(waiting.id)).state is JobState.QUEUED
+    assert (await world.builds.cancel(build.id)).job.cancel_requested
+    cancelled = await world.end(build)
+    assert (cancelled.state, cancelled.job.failure and cancelled.job.failure.code) == (JobState.CANCELLED, "CANCELLED")
+    with pytest.raises(octavo.NotFoundError):
+        await world.builds.download(build.id, world.folder / "out")
+
+    await world.follow(waiting, in_stage("quantise"))
+    children = builder.children()
+    assert await builder.stop() == 0
+    assert not any(child.is_running() for child in children)
+    given_back = await world.builds.get(waiting.id)
+    assert (given_back.state, given_back.job.num_losses) == (JobState.QUEUED, 0)
+    await world.builder()
+    assert (await world.end(waiting)).state is JobState.SUCCEEDED
+
+
+async def test_a_process_that_is_ended_fails_its_build_alone(world: BuilderWorld) -> None:
+    builder = await world.builder()
+    build = await world.submit("calibration: {num_windows: 51}\nevaluation: {num_windows: 1}\n")
+    await world.follow(build, in_stage("quantise"))
+    os.kill(builder.children()[0].pid, signal.SIGKILL)
+    failed = await world.end(build)
+    assert failed.state is JobState.FAILED
+    assert failed.job.failure is not None
+    assert failed.job.failure.code == "BUILD_CRASHED"
+    assert "SIGKILL in quantise" in failed.job.failure.message
+    assert failed.result is not None
+    assert [stage.stage for stage in failed.result.stages] == ["adapt", "optimise"]
+    assert builder.process.returncode is None
+    again = await world.client.jobs.retry(build.id)
+    assert (again.kind, (await world.builds.get(again.id)).targets) == ("edge_build", ("onnxruntime",))
+    await world.builds.cancel(again.id)
+
+
+async def test_a_failed_gate_names_the_tensors_and_its_report_can_be_downloaded(world: BuilderWorld) -> None:
+    await world.builder()
+    build = await world.end(await world.submit(QUICK + "gates: {min_sqnr_db: 1000}\n"))
+    assert build.state is JobState.FAILED
+    assert build.job.failure is not None
+    assert build.job.failure.code == "GATE_FAILED"
+    assert "lost most: " in build.job.failure.message
+    assert build.result is not None
+    (gate,) = [gate for stage in build.result.stages for gate in stage.gates if not gate.passes]
+    assert gate.limit == "sqnr_db >= 1000"
+    await world.builds.download(build.id, world.folder / "failed")
+    report = json.loads((world.folder / "failed" / "report.json").read_text())
+    assert report["outcome"].startswith("failed: quantise: ")
+    assert {path.name for path in (world.folder / "failed").iterdir()} == {"report.json", "report.html"}
+
+
+async def test_what_only_the_model_shows_fails_the_build_before_its_first_stage(world: BuilderWorld) -> None:
+    await world.builder()
+    short = await world.submit(context_length=128)
+    other = world.place.other_model(world.folder / "other", model_type="mamba", architectures=["MambaForCausalLM"])
+    foreign = await world.submit(model=other)
+    late = await world.submit(timeout_s=0.5)
+    for build, code, said in (
+        (short, "INVALID_ARGUMENT", "longer than the model's, which is 64"),
+        (foreign, "UNSUPPORTED_MODEL", "MambaForCausalLM"),
+    ):
+        ended = await world.end(build)
+        assert ended.state is JobState.FAILED
+        assert ended.job.failure is not None
+        assert (ended.job.failure.code, said in ended.job.failure.message) == (code, True)
+        assert ended.job.failure.hint
+        assert ended.result is not None
+        assert ended.result.stages == ()
+    # The scheduler's part.
+    await world.placement.expire_deadlines()
+    ended = await world.end(late)
+    assert ended.job.failure is not None
+    assert ended.job.failure.code == "DEADLINE_EXCEEDED"
