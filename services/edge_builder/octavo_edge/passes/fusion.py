@@ -53,7 +53,9 @@ def fuse_rms_norm(model: ModelProto) -> ModelProto:
 
 def _norm(edit: GraphEdit, producers: Mapping[str, NodeProto], last: NodeProto) -> _Norm | None:
     """The norm whose last node this is: x, s = x * c, s / sqrt(mean(s^2) + e) * weight; None if it is none."""
-    if last.op_type != "Mul" or not edit.is_constant(last.input[1]) or len(edit.shape(last.input[1]) or ()) != 1:
+    if last.op_type != "Mul" or len(edit.shape(last.input[1]) or ()) != 1:
+        return None
+    if not edit.is_constant(last.input[1]) and not _is_weight(edit, producers, last.input[1]):
         return None
     product = _made_by(producers, last.input[0], "Mul")
     chain = product and _chain(producers, product.input[1], ("Reciprocal", "Sqrt", "Add", "ReduceMean", "Pow"))
@@ -72,6 +74,11 @@ def _norm(edit: GraphEdit, producers: Mapping[str, NodeProto], last: NodeProto) 
     if scaling is None or scale is None:
         return _Norm(source=small, weight=last.input[1], epsilon=epsilon, last=last)
     return _Norm(source=scaling.input[0], weight=last.input[1], epsilon=epsilon / scale**2, last=last)
+
+
+def _is_weight(edit: GraphEdit, producers: Mapping[str, NodeProto], name: str) -> bool:
+    node = _made_by(producers, name, "DequantizeLinear")
+    return node is not None and edit.is_constant(node.input[0])
 
 
 def _chain(producers: Mapping[str, NodeProto], name: str, ops: tuple[str, ...]) -> list[NodeProto]:

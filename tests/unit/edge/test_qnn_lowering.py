@@ -1,0 +1,201 @@
+"""What the HTP's compiler gets instead of the golden graph computes the same: each step on small graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from octavo_edge.graph.metrics import sqnr_db
+from octavo_edge.graph.weights import WeightsWriter
+from octavo_edge.passes.dense import convs_to_matmul, sink_transposes, zero_points_of_int4
+from octavo_edge.passes.quantisers import put_quantisers, take_quantisers
+from octavo_edge.targets.qnn_htp.lowering import lower, weights_against
+
+node = helper.make_node
+CHANNELS, OUTPUTS, TOKENS = 64, 48, 5
+
+
+def save(path, nodes, inputs, outputs, constants):
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+        constants,
+    )
+    for index, entry in enumerate(graph.node):
+        entry.name = entry.name or f"n{index}"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), str(path))
+    return path
+
+
+def run(path):
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    generator = np.random.default_rng(0)
+    feeds = {value.name: generator.standard_normal(value.shape).astype(np.float32) for value in session.get_inputs()}
+    return session.run(None, feeds)
+
+
+def quantiser(name, scale, zero_point, constants, kind=TensorProto.UINT16):
+    """Q and DQ of a tensor."""
+    constants += [
+        numpy_helper.from_array(np.array(scale, np.float32), f"{name}_scale"),
+        helper.make_tensor(f"{name}_zero_point", kind, [], [zero_point]),
+    ]
+    rest = [f"{name}_scale", f"{name}_zero_point"]
+    return [
+        node("QuantizeLinear", [name, *rest], [f"{name}_q"]),
+        node("DequantizeLinear", [f"{name}_q", *rest], [f"{name}_dq"]),
+    ]
+
+
+def conv(path, *, bits=8, block=0, bias=False, narrow=False):
+    """A quantised 1x1 convolution of rows: what a projection is."""
+    generator, constants = np.random.default_rng(1), []
+    weight = generator.standard_normal((OUTPUTS, CHANNELS)).astype(np.float32)
+    most = 2 ** (bits - 1) - 1
+    nodes = quantiser("x", 8 / 65535, 32768, constants)
+    nodes.append(node("Transpose", ["x_dq"], ["columns"], perm=[0, 3, 1, 2]))
+    if block:
+        largest = np.abs(weight.reshape(OUTPUTS, -1, block)).max(-1) / most
+        channel = (largest.max(1) / 16).astype(np.float32)
+        integers = np.clip(np.rint(largest / channel[:, None]), 1, 16).astype(np.uint8)
+        scale = (integers * channel[:, None]).repeat(block, 1)
+        constants += [
+            numpy_helper.from_array(integers[..., None, None], "w_integers"),
+            numpy_helper.from_array(channel, "w_channel"),
+        ]
+        nodes.append(node("DequantizeLinear", ["w_integers", "w_channel"], ["w_scale"], axis=0))
+        attributes = {"axis": 1, "block_size": block}
+    else:
+        scale = (np.abs(weight).max(1, keepdims=True) / most).astype(np.float32)
+        constants.append(numpy_helper.from_array(scale[:, 0], "w_scale"))
+        attributes = {"axis": 0}
+    values = np.clip(np.rint(weight / scale), -most - 1, most).astype(np.int8)
+    if bits == 4:
+        flat = values.reshape(-1).view(np.uint8) & 15
+        packed = (flat[::2] | flat[1::2] << 4).astype(np.uint8).tobytes()
+        constants.append(helper.make_tensor("w_q", TensorProto.INT4, [OUTPUTS, CHANNELS, 1, 1], packed, raw=True))
+    else:
+        constants.append(numpy_helper.from_array(values[..., None, None], "w_q"))
+    nodes.append(node("DequantizeLinear", ["w_q", "w_scale"], ["w"], **attributes))
+    inputs = ["columns", "w"]
+    if bias:
+        constants += [
+            numpy_helper.from_array(generator.integers(-30000, 30000, OUTPUTS).astype(np.int32), "b_q"),
+            numpy_helper.from_array((scale[:, 0] * np.float32(8 / 65535)).astype(np.float32), "b_scale"),
+        ]
+        nodes.append(node("DequantizeLinear", ["b_q", "b_scale"], ["b"], axis=0))
+        inputs.append("b")
+    nodes.append(node("Conv", inputs, ["product"], "conv"))
+    kind, step, middle = (TensorProto.INT8, 80 / 255, 0) if narrow else (TensorProto.UINT16, 80 / 65535, 32768)
+    nodes += quantiser("product", step, middle, constants, kind)
+    nodes.append(node("Transpose", ["product_dq"], ["y"], perm=[0, 2, 3, 1]))
+    shapes = {"x": [1, 1, TOKENS, CHANNELS]}, {"y": [1, 1, TOKENS, OUTPUTS]}
+    return save(path, nodes, *shapes, constants)
+
+
+def lowered(path):
+    with WeightsWriter(path.parent) as weights:
+        lower(path, path.with_name("lowered.onnx"), weights)
+    return path.with_name("lowered.onnx")
+
+
+def ops(path):
+    model = onnx.load(str(path), load_external_data=False)
+    return [entry.op_type for entry in model.graph.node if "Linear" not in entry.op_type]
+
+
+@pytest.mark.parametrize("form", [{}, {"bits": 4}, {"bits": 4, "block": 32}], ids=["w8", "w4", "lpbq"])
+def test_a_convolution_of_rows_is_one_product_to_the_bit(tmp_path, form):
+    path = conv(tmp_path / "conv.onnx", **form)
+    assert ops(lowered(path)) == ["MatMul"]
+    np.testing.assert_allclose(run(tmp_path / "lowered.onnx")[0], run(path)[0], atol=80 / 65535 * 1.01)
+    assert sqnr_db(run(path)[0], run(tmp_path / "lowered.onnx")[0]) > 80
+
+
+@pytest.mark.parametrize("form", [{}, {"bits": 4, "block": 32}], ids=["w8", "lpbq"])
+def test_a_bias_is_added_behind_the_product(tmp_path, form):
+    path = conv(tmp_path / "conv.onnx", bias=True, **form)
+    assert ops(lowered(path)) == ["MatMul", "Add"]
+    assert sqnr_db(run(path)[0], run(tmp_path / "lowered.onnx")[0]) > 70
+
+
+def test_eight_bits_are_reached_by_way_of_sixteen(tmp_path):
+    path = conv(tmp_path / "conv.onnx", narrow=True)
+    made = onnx.load(str(lowered(path)), load_external_data=False).graph
+    kinds = {tensor.name: tensor.data_type for tensor in made.initializer}
+    product = next(entry for entry in made.node if entry.op_type == "MatMul").output[0]
+    first = next(entry for entry in made.node if entry.input[0] == product)
+    assert first.op_type == "QuantizeLinear"
+    assert kinds[first.input[2]] == TensorProto.UINT16
+    steps = np.rint((run(tmp_path / "lowered.onnx")[0] - run(path)[0]) / (80 / 255))
+    # A value at the border of two steps may be rounded to the other one.
+    assert np.abs(steps).max() <= 1
+    assert np.count_nonzero(steps) <= 0.02 * steps.size
+
+
+def test_a_four_bit_weight_has_a_zero_point(tmp_path):
+    conv(tmp_path / "conv.onnx", bits=4, block=32)
+    before = onnx.load(str(tmp_path / "conv.onnx"))
+    after = zero_points_of_int4(before)
+    assert [entry.name for entry in after.graph.initializer if entry.name == "w_q_zero_point"]
+    onnx.save(after, str(tmp_path / "after.onnx"))
+    np.testing.assert_array_equal(run(tmp_path / "after.onnx")[0], run(tmp_path / "conv.onnx")[0])
+
+
+def test_blocks_of_inputs_that_the_simulator_gets_wrong_are_named(tmp_path):
+    path = conv(tmp_path / "conv.onnx", bits=4, block=32)
+    assert weights_against(path) == []
+    model = onnx.load(str(path))
+    next(tensor for tensor in model.graph.initializer if tensor.name == "w_q").dims[1] = 48
+    onnx.save(model, str(path))
+    assert "48 inputs" in weights_against(path)[0]
+
+
+def test_quantisers_that_are_taken_and_put_back_change_nothing(tmp_path):
+    path = conv(tmp_path / "conv.onnx", bias=True)
+    model, encodings = take_quantisers(onnx.load(str(path)))
+    assert set(encodings.by_tensor) == {"x", "product"}
+    assert sum(entry.op_type == "QuantizeLinear" for entry in model.graph.node) == 0
+    onnx.save(put_quantisers(model, encodings), str(tmp_path / "again.onnx"))
+    np.testing.assert_array_equal(run(tmp_path / "again.onnx")[0], run(path)[0])
+
+
+def test_a_pair_stays_where_the_tensor_is_read_before_it_too(tmp_path):
+    constants = []
+    nodes = [node("Relu", ["x"], ["r"]), *quantiser("r", 0.1, 3, constants), node("Add", ["r", "r_dq"], ["y"])]
+    path = save(tmp_path / "both.onnx", nodes, {"x": [4]}, {"y": [4]}, constants)
+    model, encodings = take_quantisers(onnx.load(str(path)))
+    assert not encodings.by_tensor
+    assert len(model.graph.node) == 4
+
+
+def test_transposes_sink_through_nodes_whose_inputs_all_have_them(tmp_path):
+    nodes = [
+        node("Transpose", ["a"], ["at"], perm=[0, 2, 1]),
+        node("Transpose", ["b"], ["bt"], perm=[0, 2, 1]),
+        node("Sigmoid", ["at"], ["s"]),
+        node("Mul", ["s", "bt"], ["y"]),
+    ]
+    path = save(tmp_path / "t.onnx", nodes, {"a": [2, 3, 4], "b": [2, 3, 4]}, {"y": [2, 4, 3]}, [])
+    after = sink_transposes(onnx.load(str(path)))
+    onnx.save(after, str(tmp_path / "after.onnx"))
+    np.testing.assert_array_equal(run(tmp_path / "after.onnx")[0], run(path)[0])
+    product = next(entry for entry in after.graph.node if entry.op_type == "Mul")
+    assert product.input[1] == "b"
+
+
+def test_a_convolution_with_a_window_stays(tmp_path):
+    weight = numpy_helper.from_array(np.ones((2, 3, 1, 3), np.float32), "w")
+    path = save(
+        tmp_path / "c.onnx", [node("Conv", ["x", "w"], ["y"])], {"x": [1, 3, 1, 5]}, {"y": [1, 2, 1, 3]}, [weight]
+    )
+    after = convs_to_matmul(onnx.load(str(path)), lambda tensor, name: tensor)
+    assert [entry.op_type for entry in after.graph.node] == ["Conv"]
