@@ -72,8 +72,15 @@ def _gguf() -> Target:
     return GgufTarget()
 
 
+def _qnn_htp() -> Target:
+    from octavo_edge.targets.qnn_htp.target import QnnHtpTarget
+
+    return QnnHtpTarget()
+
+
 TARGETS: Mapping[str, Callable[[], Target]] = {
     "onnxruntime": _onnxruntime,
+    "qnn-htp": _qnn_htp,
     "openvino": _openvino,
     "coreml": _coreml,
     "gguf": _gguf,
