@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BundleDamaged", "DeviceError", "DoesNotFit"]
+__all__ = ["BundleDamaged", "ContextFull", "DeviceError", "DoesNotFit", "RuntimeMissing"]
 
 
 class DeviceError(Exception):
@@ -18,5 +18,13 @@ class DoesNotFit(DeviceError):
     """Tokens that are not the model's, or more of them than its context holds."""
 
 
+class ContextFull(DeviceError):
+    """The conversation has as many tokens as the model's context holds."""
+
+
 class BundleDamaged(DeviceError):
     """Files of a bundle are missing, or say what does not go together."""
+
+
+class RuntimeMissing(DeviceError):
+    """What the bundle was compiled for is not on this machine."""

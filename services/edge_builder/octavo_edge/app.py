@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from octavo_common.clock import Clock
 from octavo_common.errors import Cancelled, InvalidArgument, NotFound, OctavoError
 from octavo_common.space import NoSpace
-from octavo_edge.artifacts import CompiledBlob, ExportedModel, SourceModel, source_model
+from octavo_edge.artifacts import Bundle, ExportedModel, SourceModel, source_model
 from octavo_edge.deliver import check_place, deliver, retract, tree
 from octavo_edge.fingerprint import builder_fingerprint
 from octavo_edge.pipeline import Pipeline, StageRun, Surroundings, kept_stages, pipeline
@@ -164,9 +164,8 @@ class _Build:
             OctavoError: It failed, and it is the only target, or none before it and none after it can be built.
         """
         self._target = name
-        options = self._request.target_options.get(name, CompileOptions())
         try:
-            finishing(target, options).run(exported, replace(around, target=target))
+            finishing(self._request, name, target).run(exported, replace(around, target=target))
         except (Cancelled, NoSpace):
             raise
         except Exception as error:
@@ -210,7 +209,7 @@ class _Build:
         """What is delivered, by its name in ``out``."""
         files: dict[str, Path] = {}
         for target, run in self.runs:
-            if isinstance(run.artifact, CompiledBlob) and not self._outcomes[target].failed:
+            if isinstance(run.artifact, Bundle) and not self._outcomes[target].failed:
                 prefix = f"{target}/" if len(self._request.targets) > 1 else ""
                 files |= tree(run.artifact.path, prefix)
         return files
@@ -272,11 +271,14 @@ def assemble(
     )
 
 
-def finishing(target: Target, options: CompileOptions) -> Pipeline[ExportedModel, CompiledBlob]:
+def finishing(request: BuildRequest, name: str, target: Target) -> Pipeline[ExportedModel, Bundle]:
     """The stages that each target has for itself."""
     from octavo_edge.stages.compile import Compile
+    from octavo_edge.stages.deploy import Deploy
 
-    return pipeline(Compile(target=target, options=options))
+    options = request.target_options.get(name, CompileOptions())
+    deploy = Deploy(model=request.model.name, recipe=request.recipe.name)
+    return pipeline(Compile(target=target, options=options)).then(deploy)
 
 
 def _check_room(

@@ -68,7 +68,7 @@ class ExportedModel(Artifact):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledBlob(Artifact):
     """``blob/``: what a target's tool-chain made, and ``blob.json`` that says which file is what. ``export/``: what
-    the ExportedModel has besides graphs and weights.
+    the ExportedModel has besides graphs and weights, and the embedding's table. ``compiled.json``: with what.
     """
 
 

@@ -10,11 +10,13 @@ import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 
+import octavo_device
+import octavo_edge
 from octavo_common import text
 from octavo_edge.artifacts import file_digest, joined_digest
 
-# Tokenizers decide what calibration sees.
-_FOLDERS = (Path(__file__).parent, Path(text.__file__).parent)
+# Tokenizers decide what calibration sees, the device's feeding what graphs are given.
+_FOLDERS = tuple(Path(str(module.__file__)).parent for module in (octavo_edge, text, octavo_device))
 # Tool-chains of targets tell their version themselves.
 _LIBRARIES = (
     "gguf",
@@ -38,6 +40,11 @@ def builder_fingerprint(folders: Sequence[Path] = _FOLDERS) -> str:
         for file in sorted(folder.rglob("*.py")):
             parts.append(f"{file.relative_to(folder).as_posix()}\0{file_digest(file)}")
     return joined_digest(*parts, *(f"{name}\0{_version(name)}" for name in _LIBRARIES))
+
+
+def builder_versions() -> dict[str, str]:
+    """Versions of the libraries that are installed, by name."""
+    return {name: version for name in _LIBRARIES if (version := _version(name))}
 
 
 def _version(library: str) -> str:

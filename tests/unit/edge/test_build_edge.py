@@ -18,7 +18,7 @@ from checkpoints import make_llama
 
 from octavo_edge.__main__ import main
 
-STAGES = ["adapt", "optimise", "quantise", "export", "compile"]
+STAGES = ["adapt", "optimise", "quantise", "export", "compile", "deploy"]
 RECIPE = """
 calibration: {num_windows: 2}
 evaluation: {num_windows: 1}
@@ -74,7 +74,7 @@ def ends(told: list[str]) -> list[tuple[str, bool]]:
 
 def test_the_delivery_has_what_a_device_needs(built):
     names = {path.name for path in built.iterdir()}
-    assert {"blob", "export", "report.json", "report.html"} <= names
+    assert {"metadata.json", "weights.data", "tokenizer.json", "vectors", "encodings", "report.json"} <= names
     document = json.loads((built / "report.json").read_text())
     assert [stage["stage"] for stage in document["stages"]] == STAGES
     assert document["outcome"] == "compiled+run"
@@ -83,8 +83,8 @@ def test_the_delivery_has_what_a_device_needs(built):
 
 
 def test_the_delivered_graph_runs(built):
-    session = onnxruntime.InferenceSession(built / "blob" / "head_ar8.onnx")
-    with np.load(built / "export" / "vectors" / "head_ar8.npz") as vectors:
+    session = onnxruntime.InferenceSession(built / "head_ar8.onnx")
+    with np.load(built / "vectors" / "head_ar8.npz") as vectors:
         logits = session.run(["logits"], {"hidden_1": vectors["1/hidden_1"]})[0]
         np.testing.assert_array_equal(logits, vectors["1/logits"])
     assert logits.shape == (1, 8, 330)
@@ -104,6 +104,7 @@ def test_another_recipe_starts_at_quantise(place, built):
         ("quantise", False),
         ("export", False),
         ("compile", False),
+        ("deploy", False),
     ]
 
 
@@ -126,7 +127,7 @@ def test_a_gate_that_fails_is_told_and_keeps_all(place, built):
 
     # A build that is good enough takes the place of the report.
     assert place.build("strict")[0] == 0
-    assert (place.folder / "strict" / "blob" / "head_ar8.onnx").exists()
+    assert (place.folder / "strict" / "head_ar8.onnx").exists()
     assert not (place.folder / "strict-failed").exists()
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from octavo_common.errors import FailedPrecondition
 from octavo_edge.artifacts import CompiledBlob, ExportedModel
+from octavo_edge.bundle.table import write_table
+from octavo_edge.fingerprint import builder_versions
+from octavo_edge.graph.manifest import read_manifest
 from octavo_edge.graph.weights import WEIGHTS_FILE
 from octavo_edge.stage import Gate, StageContext, StageOutcome
 from octavo_edge.target import CompileOptions, Target, Unavailable
@@ -51,7 +54,17 @@ class Compile:
         if isinstance(result.outcome, Unavailable):
             raise TargetUnavailable(f"{name}: {result.outcome.reason}", param="target")
         # Graphs and weights are the target's business; it took what the device needs of them.
-        shutil.copytree(source.path, ctx.out / "export", ignore=shutil.ignore_patterns("*.onnx", WEIGHTS_FILE))
+        export = ctx.out / "export"
+        shutil.copytree(source.path, export, ignore=shutil.ignore_patterns("*.onnx", WEIGHTS_FILE))
+        table = write_table(source.path, read_manifest(source.path), blob, export)
+        told = {
+            "target": name,
+            "outcome": str(result.outcome),
+            "options": dict(self.options.values),
+            "versions": {**builder_versions(), **result.versions},
+            "embedding": None if table is None else asdict(table),
+        }
+        (ctx.out / "compiled.json").write_text(json.dumps(told, indent=1) + "\n")
         return StageOutcome(
             metrics=result.metrics,
             warnings=result.warnings,

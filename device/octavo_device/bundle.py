@@ -1,0 +1,190 @@
+"""A bundle's ``metadata.json``: what it holds, as values, and whether its files are there. Runs nothing.
+
+The file is JSON with ``format`` "octavo-bundle" and ``version`` 1; all files are named relative to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo_device.errors import BundleDamaged
+from octavo_device.spec import GraphSpec
+
+__all__ = ["METADATA_FILE", "Bundle", "BundleGraph", "BundlePart", "BundleTensor", "TablePlace", "read_bundle"]
+
+METADATA_FILE, FORMAT, VERSION = "metadata.json", "octavo-bundle", 1
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleTensor:
+    """An input or output. An integer q of it means ``(q - zero_point) * scale``, where it has an encoding."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # numpy's name of what the graph takes and gives
+    scale: float | None = None
+    zero_point: int | None = None
+    quantised_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleGraph:
+    """A part's graph for ``ar`` new tokens. ``file`` is None for a part that the host does."""
+
+    ar: int
+    file: str | None
+    vectors: str
+    inputs: tuple[BundleTensor, ...]
+    outputs: tuple[BundleTensor, ...]
+    extra: Mapping[str, str]  # what else the runtime has to know, as the name of a function in the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundlePart:
+    """One piece of the model: ``kind`` is embedding, decoder or head."""
+
+    name: str
+    kind: str
+    layers: tuple[int, int]
+    graphs: Mapping[int, BundleGraph]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlace:
+    """Where the embedding's rows are: numbers of ``dtype`` and ``shape`` [V, H] from ``offset`` on, row by row.
+
+    ``dtype`` is numpy's name, or int4: two numbers a byte, the first in the low half. The scale is one for all, or one
+    for each row: float32 numbers in ``scales_file``. Without either, the numbers are the values.
+    """
+
+    file: str
+    offset: int
+    dtype: str
+    shape: tuple[int, int]
+    scale: float | None = None
+    scales_file: str | None = None
+    scales_offset: int = 0
+    zero_point: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """All that is known of a bundle without its weights."""
+
+    folder: Path
+    model: str
+    recipe: str
+    target: str
+    runtime: str
+    outcome: str
+    spec: GraphSpec
+    parts: tuple[BundlePart, ...]
+    embedding: TablePlace | None
+    files: Mapping[str, int]  # bytes of each
+    digests: Mapping[str, str]  # sha256 in hex
+    eos_token_ids: tuple[int, ...]
+    prompt_prefix_ids: tuple[int, ...]  # in front of a plain prompt
+    versions: Mapping[str, str]
+    extra: Mapping[str, Any]  # what the runtime has to know besides
+
+    def path(self, name: str) -> Path:
+        """Where a file is."""
+        return self.folder / name
+
+    def check_files(self, *, contents: bool = False) -> None:
+        """Say which file is missing or has another length, or other ``contents`` than it was built with.
+
+        Raises:
+            BundleDamaged: The first such file.
+        """
+        for name, num_bytes in self.files.items():
+            path = self.path(name)
+            if not path.is_file():
+                raise BundleDamaged(f"{name} is missing in {self.folder}", hint="copy the whole bundle again")
+            if path.stat().st_size != num_bytes:
+                told = f"{name} has {path.stat().st_size} bytes, and was built with {num_bytes}"
+                raise BundleDamaged(told, hint="copy the whole bundle again")
+            if contents and _digest(path) != self.digests[name]:
+                raise BundleDamaged(f"{name} is not what was built", hint="copy the whole bundle again")
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Read a bundle's metadata and see that its files are there.
+
+    Raises:
+        BundleDamaged: It is no bundle, of a newer version, or not whole.
+    """
+    file = folder / METADATA_FILE
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        hint = "a bundle is what `octavo build ... --out DIR` makes; with several targets, one folder of DIR"
+        raise BundleDamaged(f"{folder} is no bundle: it has no {METADATA_FILE}", hint=hint) from None
+    except (OSError, ValueError) as error:
+        raise BundleDamaged(f"{file} cannot be read: {error}", hint="copy the whole bundle again") from None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise BundleDamaged(f"{file} is not the metadata of a bundle")
+    if value.get("version") != VERSION:
+        told = f"the bundle is of format version {value.get('version')}, and this runner reads {VERSION}"
+        raise BundleDamaged(told, hint="take the runner of the release that built it")
+    try:
+        bundle = _bundle(folder, value)
+    except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise BundleDamaged(f"{file} is incomplete: {type(error).__name__}: {error}") from None
+    bundle.check_files()
+    return bundle
+
+
+def _bundle(folder: Path, value: Mapping[str, Any]) -> Bundle:
+    table = value["embedding"]
+    return Bundle(
+        folder=folder,
+        model=value["model"],
+        recipe=value["recipe"],
+        target=value["target"],
+        runtime=value["runtime"],
+        outcome=value["outcome"],
+        spec=GraphSpec.from_json(value["spec"]),
+        parts=tuple(_part(part) for part in value["parts"]),
+        embedding=None if table is None else TablePlace(**{**table, "shape": tuple(table["shape"])}),
+        files={name: entry["bytes"] for name, entry in value["files"].items()},
+        digests={name: entry["sha256"] for name, entry in value["files"].items()},
+        eos_token_ids=tuple(value["eos_token_ids"]),
+        prompt_prefix_ids=tuple(value["prompt_prefix_ids"]),
+        versions=value["versions"],
+        extra=value["extra"],
+    )
+
+
+def _part(value: Mapping[str, Any]) -> BundlePart:
+    graphs = {int(ar): _graph(int(ar), dict(graph)) for ar, graph in value["graphs"].items()}
+    return BundlePart(name=value["name"], kind=value["kind"], layers=tuple(value["layers"]), graphs=graphs)
+
+
+def _graph(ar: int, value: dict[str, Any]) -> BundleGraph:
+    return BundleGraph(
+        ar=ar,
+        file=value.pop("file", None),
+        vectors=value.pop("vectors"),
+        inputs=tuple(_tensor(tensor) for tensor in value.pop("inputs")),
+        outputs=tuple(_tensor(tensor) for tensor in value.pop("outputs")),
+        extra=value,
+    )
+
+
+def _tensor(value: Mapping[str, Any]) -> BundleTensor:
+    return BundleTensor(**{**value, "shape": tuple(value["shape"])})
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

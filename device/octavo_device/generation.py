@@ -1,0 +1,61 @@
+"""Answers: feeds what the model has not seen yet and draws tokens until it ends, or the context is full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from octavo_device.errors import ContextFull
+from octavo_device.model import DeviceModel
+from octavo_device.sampling import Sampler, Sampling
+
+__all__ = ["Generation"]
+
+
+class Generation:
+    """One sequence of a model. What it shares with the tokens that were fed before is not computed again."""
+
+    def __init__(self, model: DeviceModel) -> None:
+        self._model = model
+        self._fed: list[int] = []
+        self.finish_reason = ""  # of the last answer: stop, length or context
+
+    def answer(self, prompt: Sequence[int], sampling: Sampling, max_tokens: int | None = None) -> Iterator[int]:
+        """Tokens behind the prompt, one by one, without the one that ends the answer.
+
+        Raises:
+            ContextFull: The prompt has no room.
+            DoesNotFit: The prompt is empty, or has tokens that are not the model's.
+        """
+        model, sampler = self._model, Sampler(sampling)
+        if len(prompt) > model.spec.context_length:
+            told = f"the prompt has {len(prompt)} tokens, and the context {model.spec.context_length}"
+            raise ContextFull(told, hint="shorten it, or begin anew")
+        # At least the last token is fed: its logits are wanted.
+        shared = min(_common(self._fed, prompt), model.cache.num_tokens, max(0, len(prompt) - 1))
+        model.cache.cut(shared)
+        del self._fed[shared:]
+        logits = self._feed(prompt[shared:])
+        num_made, self.finish_reason = 0, "length"
+        while max_tokens is None or num_made < max_tokens:
+            token = sampler.next(logits)
+            if token in model.bundle.eos_token_ids:
+                self.finish_reason = "stop"
+                return
+            yield token
+            num_made += 1
+            if max_tokens is not None and num_made >= max_tokens:
+                return
+            if len(self._fed) >= model.spec.context_length:
+                self.finish_reason = "context"
+                return
+            logits = self._feed([token])
+
+    def _feed(self, tokens: Sequence[int]):  # noqa: ANN202 - an array
+        logits = self._model.feed(tokens)
+        self._fed.extend(tokens)
+        return logits
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the beginning that both have."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
