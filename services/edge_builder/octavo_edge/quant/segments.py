@@ -24,6 +24,11 @@ Arrays = Mapping[str, NDArray[Any]]
 Override = Callable[[str], "NDArray[Any] | None"]
 
 _ERRORS_ONLY = 3
+_LARGE_BYTES = 1 << 20
+_NUMPY_TYPES = frozenset(
+    {onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
+    | {onnx.TensorProto.INT16, onnx.TensorProto.UINT16}
+)
 _SMALL = 1024  # a constant of less than this part of a piece does not count
 
 
@@ -64,7 +69,22 @@ class SegmentRun:
         if not self.outputs:
             self._session = None
             return
-        constants = [_tensor(graph, name, override) for name in graph.constants if name in used]
+        options = ort.SessionOptions()
+        # Values that ONNX Runtime reads where they are; in the model they would be copied four times. They must
+        # outlive the session.
+        self._held: dict[str, ort.OrtValue] = {}
+        constants: list[onnx.TensorProto] = []
+        for name in graph.constants:
+            if name in used:
+                values = override(name)
+                values = _large(graph, name) if values is None else np.ascontiguousarray(values)
+                if values is None:
+                    constants.append(graph.tensor(name))
+                elif values.nbytes < _LARGE_BYTES:
+                    constants.append(numpy_helper.from_array(values, name))
+                else:
+                    self._held[name] = ort.OrtValue.ortvalue_from_numpy(values)
+                    constants.append(_elsewhere(name, values))
         model = helper.make_model(
             helper.make_graph(
                 nodes,
@@ -76,7 +96,7 @@ class SegmentRun:
             opset_imports=graph.model.opset_import,
             ir_version=graph.model.ir_version,
         )
-        options = ort.SessionOptions()
+        options.add_external_initializers(list(self._held), list(self._held.values()))
         options.log_severity_level = _ERRORS_ONLY
         options.enable_cpu_mem_arena = False  # an arena keeps the largest piece's memory until the session ends
         # Many small sessions: threads that wait by spinning take the cores from those that work.
@@ -142,11 +162,21 @@ def starts_by_bytes(graph: Topology, piece_bytes: int) -> list[int]:
     return starts
 
 
-def _tensor(graph: Topology, name: str, override: Override) -> onnx.TensorProto:
-    values = override(name)
-    if values is None:
-        return graph.tensor(name)
-    return numpy_helper.from_array(np.ascontiguousarray(values), name)
+def _large(graph: Topology, name: str) -> NDArray[Any] | None:
+    """A large constant of a type that NumPy has; None if it is small or of another."""
+    kind = graph.constants[name].data_type
+    if kind not in _NUMPY_TYPES or graph.constant_bytes(name) < _LARGE_BYTES:
+        return None
+    return np.ascontiguousarray(graph.constant(name))
+
+
+def _elsewhere(name: str, values: NDArray[Any]) -> onnx.TensorProto:
+    """A tensor whose values are handed over beside the model."""
+    kind = helper.np_dtype_to_tensor_dtype(values.dtype)
+    tensor = onnx.TensorProto(name=name, data_type=kind, dims=values.shape, data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in (("location", "memory"), ("offset", "0"), ("length", str(values.nbytes))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
 
 
 def _value(graph: Topology, name: str) -> onnx.ValueInfoProto:
