@@ -78,12 +78,19 @@ def _qnn_htp() -> Target:
     return QnnHtpTarget()
 
 
+def _tensorrt_rtx() -> Target:
+    from octavo_edge.targets.tensorrt_rtx import TensorRtRtxTarget
+
+    return TensorRtRtxTarget()
+
+
 TARGETS: Mapping[str, Callable[[], Target]] = {
     "onnxruntime": _onnxruntime,
     "qnn-htp": _qnn_htp,
     "openvino": _openvino,
     "coreml": _coreml,
     "gguf": _gguf,
+    "tensorrt-rtx": _tensorrt_rtx,
 }
 
 

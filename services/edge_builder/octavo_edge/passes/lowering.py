@@ -32,6 +32,7 @@ def weights_only(model: ModelProto, folder: Path, *, linear: bool = True) -> Mod
     if linear:
         model = convs_to_gemms(model)
         model = merge_transposes(model)
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     return remove_dead_code(merge_reshapes(remove_noops(model)))
 
 
@@ -83,7 +84,10 @@ def convs_to_gemms(model: ModelProto) -> ModelProto:
             _flatten(edit.initialisers[name])
         nodes.extend(_gemm(edit, node))
     edit.nodes = nodes
-    return edit.finish()
+    finished = edit.finish()
+    # Weights have another shape now.
+    del finished.graph.value_info[:]
+    return finished
 
 
 def _keeps_integers(reader: NodeProto, name: str) -> bool:

@@ -83,7 +83,7 @@ def _blocks(integers_OI: NDArray[np.int8], scale_OB: NDArray[np.float32], bits: 
         body = parts_OBN.view(np.uint8)
     else:
         raised = (parts_OBN + 8).astype(np.uint8)
-        body = raised[..., : BLOCK // 2] | raised[..., BLOCK // 2 :] << 4
+        body = (raised[..., : BLOCK // 2] | raised[..., BLOCK // 2 :] << 4).astype(np.uint8)
     head = scale_OB.astype("<f2")[..., None].view(np.uint8)
     whole = np.concatenate((head, body), axis=2).reshape(num_rows, -1)
     _, num_bytes = GGML_QUANT_SIZES[_KINDS[bits]]

@@ -1,0 +1,183 @@
+"""TensorRT-RTX: engines for GeForce and RTX cards, built without one.
+
+Weights of 4 bits stay our integers, activations are floating point. One engine serves all numbers of new tokens by a
+range of shapes, since two engines would have the weights twice; where the graph does not allow that, each has its own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import onnx
+
+from octavo_edge.artifacts import ExportedModel
+from octavo_edge.graph.blob import write_blob
+from octavo_edge.graph.runtime import OrtGraph
+from octavo_edge.graph.summary import summarise
+from octavo_edge.passes.dynamic import CannotGeneralise, for_any_length
+from octavo_edge.recipe import QType
+from octavo_edge.target import (
+    Compiled,
+    CompileOptions,
+    CompileResult,
+    GraphSummary,
+    TargetProfile,
+    Unavailable,
+    Unsupported,
+    reasons_against,
+)
+from octavo_edge.toolchain.comparison import Comparison
+from octavo_edge.toolchain.lowered import LoweredGraph, lowered_graphs
+from octavo_edge.toolchain.options import check_options
+from octavo_edge.toolchain.tensorrt_rtx_build import BuilderFailed, Order, Shapes, build_in_process
+
+_PACKAGE, _MODULE = "tensorrt_rtx_cu13", "tensorrt_rtx"
+_CAPABILITIES = ("75", "80", "86", "89", "120", "121")
+_ASYMMETRIC = frozenset({"uint4", "uint8", "uint16", "int16"})
+_LEAST_DB = 100.0
+
+
+class TensorRtRtxTarget:
+    """The TensorRT-RTX that is installed here."""
+
+    @property
+    def profile(self) -> TargetProfile:
+        """Symmetric weights of 4 and 8 bits; activations are taken in any form and run in floating point."""
+        return TargetProfile(
+            name="tensorrt-rtx",
+            version=_version(),
+            weights=frozenset({QType.INT4, QType.INT8, QType.FLOAT16, QType.FLOAT32}),
+        )
+
+    def missing(self) -> list[str]:
+        """Why it cannot build here."""
+        return [] if find_spec(_MODULE) else ["the package tensorrt_rtx is not installed: octavo[edge-tensorrt]"]
+
+    def check(self, graph: GraphSummary) -> Sequence[Unsupported]:
+        """Operators that are not ONNX's own, and integers that it has not: 16 bits, or with a zero point."""
+        against = reasons_against(self.profile, graph)
+        for node in graph.nodes:
+            if node.op in ("QuantizeLinear", "DequantizeLinear") and (kinds := _ASYMMETRIC.intersection(node.dtypes)):
+                reason = f"TensorRT-RTX has no {', '.join(sorted(kinds))}"
+                against.append(Unsupported(node=node.name, op=node.op, reason=reason))
+        return against
+
+    def check_options(self, options: CompileOptions) -> None:
+        """`compute_capability` of the card, 89 if it is not said. Raises InvalidArgument for all else."""
+        check_options(options, "tensorrt-rtx", {"compute_capability": _CAPABILITIES})
+
+    def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
+        """Write an engine for each part."""
+        self.check_options(options)
+        capability = options.values.get("compute_capability", "89")
+        with lowered_graphs(model.path, out) as graphs:
+            against = [f"{low.graph.file}: {why}" for low in graphs for why in self.check(summarise(low.path))]
+            if against:
+                return CompileResult(outcome=Unavailable("; ".join(against)))
+            work = _Work(model.path, out, compute_capability=int(capability))
+            try:
+                for name in dict.fromkeys(low.part.name for low in graphs):
+                    work.build(name, [low for low in graphs if low.part.name == name])
+            except BuilderFailed as error:
+                for path in out.iterdir():
+                    path.unlink()
+                return CompileResult(outcome=Unavailable(str(error)))
+        size = write_blob(
+            out, runtime="tensorrt-rtx", graphs=work.files, activations="float32", compute_capability=int(capability)
+        )
+        return CompileResult(
+            outcome=Compiled(),
+            metrics={
+                "size_bytes": float(size),
+                "num_graphs": float(len(graphs)),
+                "num_engines": float(work.num_engines),
+                **work.comparison.metrics(),
+            },
+            warnings=("activations and caches are floating point: their encodings have no effect", *work.warnings),
+            versions={_MODULE: _version()},
+        )
+
+
+class _Work:
+    """One run of the target."""
+
+    def __init__(self, source: Path, out: Path, *, compute_capability: int) -> None:
+        self._source, self._out, self._capability = source, out, compute_capability
+        self.files: dict[str, Mapping[int, Mapping[str, str]]] = {}
+        self.comparison = Comparison()
+        self.warnings: list[str] = []
+        self.num_engines = 0
+
+    def build(self, name: str, graphs: Sequence[LoweredGraph]) -> None:
+        """One part. Raises BuilderFailed."""
+        whole = self._for_any_length(name, graphs) if len(graphs) > 1 else None
+        if whole is None:
+            for low in graphs:
+                self._engine(low.path, f"{low.path.stem}.engine", {})
+            self.files[name] = {low.graph.ar: {"file": f"{low.path.stem}.engine"} for low in graphs}
+            return
+        path, profile = whole
+        self._engine(path, f"{name}.engine", profile)
+        self.files[name] = {low.graph.ar: {"file": f"{name}.engine"} for low in graphs}
+
+    def _engine(self, path: Path, file: str, profile: Mapping[str, Shapes]) -> None:
+        build_in_process(
+            Order(
+                onnx=str(path),
+                engine=str(self._out / file),
+                compute_capability=self._capability,
+                profile=profile,
+            )
+        )
+        self.num_engines += 1
+
+    def _for_any_length(self, name: str, graphs: Sequence[LoweredGraph]) -> tuple[Path, Mapping[str, Shapes]] | None:
+        """The graph with open shapes, checked against each of those that it stands for, and its range of shapes."""
+        models = [onnx.load(str(low.path), load_external_data=False) for low in graphs]
+        columns = next((t.shape[-1] for t in graphs[0].graph.inputs if t.name == "attention_mask"), 0)
+        try:
+            whole = for_any_length(models[0], models[-1], context_length=columns)
+        except CannotGeneralise as error:
+            self.warnings.append(f"{name}: an engine for each number of new tokens, since {error}")
+            return None
+        path = graphs[0].path.with_name(f"{name}.onnx")
+        onnx.save(whole, str(path))
+        running = OrtGraph(path)
+        for low in graphs:
+            self.comparison.add(self._source, low.graph, running.run, OrtGraph(low.path).run)
+        output, loss_db = self.comparison.worst(self.comparison.same_graph)
+        assert loss_db > _LEAST_DB, f"{output}: the graph with open shapes computes something else ({loss_db:.1f} dB)"
+        return path, _profile(whole, [low.graph.ar for low in graphs], columns)
+
+
+def _profile(model: onnx.ModelProto, ars: Sequence[int], columns: int) -> dict[str, Shapes]:
+    """Shapes of the inputs that are open: least, usual (the most new tokens) and greatest.
+
+    Past and new tokens are `columns` in every call; but the range of their sum has to hold the sums of all of theirs.
+    """
+    most, least = max(ars), min(ars)
+    sizes = {
+        "new": (least, most, most),
+        "past": (columns - most, columns - most, columns - least),
+        "columns": (columns - most + least, columns, columns - least + most),
+    }
+    found: dict[str, Shapes] = {}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if any(dim.dim_param for dim in dims):
+            low, usual, high = (
+                tuple(sizes[dim.dim_param][index] if dim.dim_param else dim.dim_value for dim in dims)
+                for index in range(3)
+            )
+            found[value.name] = (low, usual, high)
+    return found
+
+
+def _version() -> str:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(_PACKAGE)
+    return ""
