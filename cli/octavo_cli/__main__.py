@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jobs": ("jobs", "Look at jobs and steer them."),
     "workers": ("workers", "Show the workers."),
     "models": ("models", "Fetch and list models."),
+    "device": ("device", "Run on this machine what was built for devices."),
     "plan": ("plan", "Say what a model needs of a device."),
     "bench": ("bench", "Measure this machine."),
     "keys": ("keys", "Make, show and revoke API keys."),

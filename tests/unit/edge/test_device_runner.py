@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from unit.edge.bundled import bundled, change_metadata, device
+from unit.edge.bundled import DEVICE, bundled, change_metadata, device
 from unit.edge.exported import VOCAB
 from unit.edge.toy_graph import CONTEXT
 
@@ -178,7 +180,7 @@ DAMAGES = {
 @pytest.mark.parametrize("command", ["run", "verify"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_wrong_is_one_line(copy, damage, command, capsys):
-    from octavo_device.__main__ import main
+    from octavo_device.command import main
 
     harm, told = DAMAGES[damage]
     harm(copy)
@@ -199,8 +201,31 @@ def test_changed_bytes_are_found(copy):
 
 
 def test_a_chat_without_a_template_says_what_to_do(usual, capsys):
-    from octavo_device.__main__ import main
+    from octavo_device.command import main
 
     assert main(["run", str(usual), "--prompt", "x"]) == 2
     assert "no chat.json" in (line := capsys.readouterr().err)
     assert "--raw" in line
+
+
+def test_what_the_device_lacks_is_one_line(usual):
+    code = "import sys, runpy; sys.modules['tokenizers'] = None; sys.path.insert(0, sys.argv.pop(1)); "
+    code += "runpy.run_module('octavo_device', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(DEVICE), "verify", str(usual)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "octavo-device: not installed: tokenizers - pip install tokenizers\n"
+
+
+def test_the_command_line_hands_over_to_the_runner(usual, tmp_path):
+    command = [sys.executable, "-m", "octavo_cli", "device"]
+    absent = subprocess.run([*command, "verify", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert absent.returncode == 2
+    assert "is no bundle" in absent.stderr
+    done = subprocess.run([*command, "verify", str(usual)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "all 14 outputs reach 60 dB" in done.stdout
