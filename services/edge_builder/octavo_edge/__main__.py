@@ -111,12 +111,18 @@ def _store(options: argparse.Namespace, clock: Clock, cancellation: Cancellation
 
 
 def _targets(options: argparse.Namespace, clock: Clock, cancellation: Cancellation) -> int:
-    """Print, as JSON, what each target lacks here."""
+    """List the targets with their tool-chains, and how far each comes here; as JSON, what each lacks."""
     from octavo_edge.app import TARGETS
     from octavo_edge.narration import own_stdout
+    from octavo_edge.target import best_outcome
 
     with own_stdout() as stream:
-        stream.write(json.dumps({name: make().missing() for name, make in TARGETS.items()}, indent=1) + "\n")
+        if options.json:
+            stream.write(json.dumps({name: make().missing() for name, make in TARGETS.items()}, indent=1) + "\n")
+            return 0
+        for name, make in TARGETS.items():
+            target = make()
+            stream.write(f"{name:14} {target.profile.version or '-':12} {best_outcome(target)}\n")
     return 0
 
 

@@ -28,7 +28,8 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("build", parents=[build_options()], help="build a model for a target")
     store = commands.add_parser("store", parents=[_shared()], help="list the artifacts that are kept")
     store.add_argument("--keep-gb", type=float, metavar="GB", help="remove the least recently used beyond that")
-    commands.add_parser("targets", help="list the targets, and what is missing for them here")
+    targets = commands.add_parser("targets", help="list the targets, and how far each comes here")
+    targets.add_argument("--json", action="store_true", help="for programs: what each target lacks")
     commands.add_parser("serve", help="take builds from the job table; settings are OCTAVO_EDGE_* variables")
     return whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo_common.errors import InvalidArgument
 from octavo_edge.artifacts import ExportedModel
@@ -26,6 +26,8 @@ class TargetProfile:
     granularities: frozenset[Granularity] = frozenset(Granularity)
     # The most that a compiled model may take on the device; None if only the machine's memory limits it.
     memory_bytes: int | None = None
+    # Whether what it makes also runs on the machine that makes it, be it in a simulator.
+    runs_here: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +99,13 @@ class CompileOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
-    """How far it came, with measurements whose keys end in their unit."""
+    """How far it came, with measurements whose keys end in their unit; ``details`` is JSON for the report."""
 
     outcome: Outcome
     metrics: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Target(Protocol):
@@ -139,6 +142,13 @@ class Target(Protocol):
             OctavoError: The tool-chain failed; the message has its words.
         """
         ...
+
+
+def best_outcome(target: Target) -> Outcome:
+    """How far a target can come on this machine."""
+    if missing := target.missing():
+        return Unavailable("; ".join(missing))
+    return CompiledAndRun() if target.profile.runs_here else Compiled()
 
 
 def reasons_against(profile: TargetProfile, graph: GraphSummary) -> list[Unsupported]:

@@ -135,7 +135,7 @@ class _Service:
 
     async def _look_at_targets(self) -> None:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "octavo_edge", "targets"),
+            *(sys.executable, "-m", "octavo_edge", "targets", "--json"),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             env=self._settings.child_environment(),

@@ -44,6 +44,7 @@ class GgufTarget:
             name="gguf",
             version=_version(),
             weights=frozenset({QType.INT4, QType.INT8, QType.FLOAT16, QType.FLOAT32}),
+            runs_here=False,
         )
 
     def missing(self) -> list[str]:
