@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from octavo_common.errors import InvalidArgument
-from octavo_edge.__main__ import main
 from octavo_edge.app import TARGETS
 from octavo_edge.target import CompileOptions, GraphNode, GraphSummary, Unavailable, best_outcome
 
@@ -45,14 +44,16 @@ def test_asking_targets_imports_nothing_of_their_tool_chains():
     assert run.returncode == 0, run.stderr
 
 
-def test_the_list_says_how_far_each_comes_here(capfd):
-    assert main(["targets"]) == 0
-    lines = {line.split()[0]: line for line in capfd.readouterr().out.splitlines()}
+def listed(*arguments):
+    command = [sys.executable, "-m", "octavo_edge", "targets", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_list_says_how_far_each_comes_here():
+    lines = {line.split()[0]: line for line in listed().splitlines()}
     assert lines.keys() == TARGETS.keys()
     for name, make in TARGETS.items():
         assert str(best_outcome(make())) in lines[name]
     assert "compiled+run" in lines["onnxruntime"] and "run on device" in lines["coreml"]
-    assert main(["targets", "--json"]) == 0
-    lacking = json.loads(capfd.readouterr().out)
-    for name, missing in lacking.items():
+    for name, missing in json.loads(listed("--json")).items():
         assert isinstance(best_outcome(TARGETS[name]()), Unavailable) is bool(missing)
