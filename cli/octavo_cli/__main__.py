@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jobs": ("jobs", "Look at jobs and steer them."),
     "workers": ("workers", "Show the workers."),
     "models": ("models", "Fetch and list models."),
+    "build": ("build", "Build a model for devices."),
+    "builds": ("builds", "Look at builds for devices and steer them."),
     "device": ("device", "Run on this machine what was built for devices."),
     "plan": ("plan", "Say what a model needs of a device."),
     "bench": ("bench", "Measure this machine."),

@@ -34,6 +34,13 @@ from octavo_common.models.fetch import absolute
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers.")
 @click.option("--gateways", type=click.IntRange(1, 64), default=1, show_default=True, help="Gateways.")
 @click.option("--schedulers", type=click.IntRange(1, 64), default=1, show_default=True, help="Schedulers.")
+@click.option(
+    "--edge-builders",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Edge builders; they need `pip install 'octavo[edge]'`.",
+)
 @click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Name, path or hub id of the model.")
 @click.option("--no-console", is_flag=True, help="Without the web console.")
 @click.pass_context
@@ -45,6 +52,7 @@ def up(
     workers: int,
     gateways: int,
     schedulers: int,
+    edge_builders: int,
     model: str,
     no_console: bool,
 ) -> int:
@@ -59,6 +67,7 @@ def up(
         workers=workers,
         gateways=gateways,
         schedulers=schedulers,
+        edge_builders=edge_builders,
         model=absolute(model or DEFAULT_MODEL),
         console=not no_console,
     )
@@ -108,6 +117,7 @@ def _words(options: UpOptions) -> list[str]:
         f"--workers={options.workers}",
         f"--gateways={options.gateways}",
         f"--schedulers={options.schedulers}",
+        f"--edge-builders={options.edge_builders}",
         f"--model={options.model}",
     ]
     return words if options.console else [*words, "--no-console"]

@@ -18,6 +18,7 @@ class UpOptions:
     workers: int = 1
     gateways: int = 1
     schedulers: int = 1
+    edge_builders: int = 0
     model: str = ""
     console: bool = True
 
@@ -35,8 +36,8 @@ def differences(
     ``running`` is what the platform's supervisor has written down of its own.
     """
     found = [
-        f"--{name} is {running[name]}, not {getattr(wanted, name)}"
-        for name in ("workers", "gateways", "schedulers", "model")
+        f"--{name.replace('_', '-')} is {running[name]}, not {getattr(wanted, name)}"
+        for name in ("workers", "gateways", "schedulers", "edge_builders", "model")
         if name in given and running.get(name, getattr(wanted, name)) != getattr(wanted, name)
     ]
     if "no_console" in given and running.get("console") and not wanted.console:
@@ -115,6 +116,15 @@ def plan(options: UpOptions, site: Site) -> list[ServiceSpec]:
             env={**common, **model, **thread_env(threads)},
         )
         for i in range(options.workers)
+    ]
+    specs += [
+        ServiceSpec(
+            name=f"edge-builder-{i}",
+            role="edge_builder",
+            argv=(site.python, "-m", "octavo_edge", "serve"),
+            env=common,
+        )
+        for i in range(options.edge_builders)
     ]
     if options.console:
         specs.append(_console(site, specs, common))

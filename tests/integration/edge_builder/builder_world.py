@@ -113,7 +113,7 @@ class BuilderWorld:
                     return Builder(process, found[0], log)
                 await asyncio.sleep(0.05)
 
-    async def submit(self, recipe: str = QUICK, **parameters: Any) -> octavo.Build:
+    async def submit(self, recipe: str = QUICK, /, **parameters: Any) -> octavo.Build:
         values = {"targets": "onnxruntime", "recipe_yaml": recipe, "context_length": 32, "ars": (8, 1)}
         return await self.builds.submit(str(parameters.pop("model", self.place.model)), **{**values, **parameters})
 
