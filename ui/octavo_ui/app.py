@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from octavo_ui.views import engine, jobs, plan, prompt, workers
+from octavo_ui.views import builds, engine, jobs, plan, prompt, workers
 
 
 def main() -> None:
@@ -22,6 +22,7 @@ def main() -> None:
         st.Page(jobs.page, title="Jobs", icon=":material/list_alt:", url_path="jobs"),
         st.Page(workers.page, title="Workers", icon=":material/memory:", url_path="workers"),
         st.Page(engine.page, title="Engine", icon=":material/grid_view:", url_path="engine"),
+        st.Page(builds.page, title="Builds", icon=":material/handyman:", url_path="builds"),
         st.Page(plan.page, title="Plan", icon=":material/calculate:", url_path="plan"),
     ]
     st.navigation(pages).run()

@@ -1,6 +1,8 @@
-"""Writes figures for people: bytes, seconds, rates. Pure."""
+"""Writes figures for people: bytes, seconds, rates, times. Pure."""
 
 from __future__ import annotations
+
+from datetime import datetime
 
 _BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _THOUSANDS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -28,3 +30,8 @@ def duration(seconds: float) -> str:
         if seconds >= unit:
             return f"{seconds / unit:.3g} {name}"
     return f"{seconds / 1e-6:.3g} µs"
+
+
+def clock(time: datetime | None) -> str:
+    """A time as the console's host has it; nothing for one that has not come."""
+    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S") if time else ""

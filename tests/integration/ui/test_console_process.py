@@ -97,7 +97,7 @@ def _visit(port: int, path: str) -> tuple[bool, str, str]:
 
 @pytest.mark.parametrize(
     ("path", "shown"),
-    [("", "prompt"), *((name, name) for name in ("prompt", "jobs", "workers", "engine", "plan"))],
+    [("", "prompt"), *((name, name) for name in ("prompt", "jobs", "workers", "engine", "builds", "plan"))],
 )
 @pytest.mark.usefixtures("console")
 def test_every_page_has_a_path_of_its_own_also_for_who_opens_it_first(port: int, path: str, shown: str) -> None:

@@ -8,6 +8,7 @@ import streamlit as st
 
 from octavo import Job, JobState, Usage
 from octavo_ui import api, charts
+from octavo_ui.figures import clock
 
 PAGE_SIZE = 100
 
@@ -48,14 +49,10 @@ def _row(job: Job) -> dict[str, object]:
         "tenant": job.tenant,
         "model": job.model,
         "prompt tokens": job.num_prompt_tokens,
-        "created": _clock(job.created_at),
+        "created": clock(job.created_at),
         "seconds": _seconds(job.created_at, job.ended_at),
         "losses": job.num_losses,
     }
-
-
-def _clock(time: datetime | None) -> str:
-    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S") if time else ""
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:
@@ -99,7 +96,7 @@ def _state(job_id: str) -> None:
         st.altair_chart(charts.timeline(events))
         st.dataframe(
             [
-                {"time": _clock(e.time), "event": e.event, "fence": e.fence, "process": e.process_id[:8], **e.details}
+                {"time": clock(e.time), "event": e.event, "fence": e.fence, "process": e.process_id[:8], **e.details}
                 for e in events
             ],
             hide_index=True,
