@@ -8,7 +8,7 @@ Shapes: O output channels, B blocks of a channel.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,33 +84,39 @@ class Encodings:
 
 def write_v1(path: Path, encodings: Encodings, *, producer: Mapping[str, str], activation_bits: int) -> None:
     """Write schema 1.0.0."""
-    params = [_v1(name, encoding) for name, encoding in encodings.params.items()]
-    document = {
+    head = {
         "version": "1.0.0",
         "producer": dict(producer),
         "quantizer_args": {
             "activation_bitwidth": activation_bits,
             "dtype": "int",
             "is_symmetric": True,
-            "param_bitwidth": min((p.get("compressed_bw", p["bw"]) for p in params), default=8),
+            "param_bitwidth": min((encoding.grid.bits for encoding in encodings.params.values()), default=8),
             "per_channel_quantization": True,
             "quant_scheme": "min_max",
         },
-        "activation_encodings": [_v1(name, encoding) for name, encoding in encodings.activations.items()],
-        "param_encodings": params,
     }
-    path.write_text(json.dumps(document))
+    lists = {"activation_encodings": encodings.activations, "param_encodings": encodings.params}
+    _write(path, head, {key: (_v1(*entry) for entry in values.items()) for key, values in lists.items()})
 
 
 def write_v2(path: Path, encodings: Encodings, *, producer: Mapping[str, str]) -> None:
     """Write schema 2.0.0."""
     every = {**encodings.activations, **encodings.params}
-    document = {
-        "version": "2.0.0",
-        "producer": dict(producer),
-        "encodings": [_v2(name, encoding) for name, encoding in every.items()],
-    }
-    path.write_text(json.dumps(document))
+    head = {"version": "2.0.0", "producer": dict(producer)}
+    _write(path, head, {"encodings": (_v2(*entry) for entry in every.items())})
+
+
+def _write(path: Path, head: Mapping[str, Any], lists: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
+    """One object of JSON, an entry of a list at a time: as Python's numbers all would be larger than the weights."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(head)[:-1])
+        for key, entries in lists.items():
+            file.write(f", {json.dumps(key)}: [")
+            for index, entry in enumerate(entries):
+                file.write(f"{', ' if index else ''}{json.dumps(entry)}")
+            file.write("]")
+        file.write("}")
 
 
 def read(path: Path) -> Encodings:
