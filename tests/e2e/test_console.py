@@ -134,6 +134,12 @@ def test_the_engine_page_shows_who_holds_which_block(console: str, client: Clien
     assert len(app.get("vega_lite_chart")) == 4
 
 
+def test_the_builds_page_says_how_to_start_an_edge_builder(console: str) -> None:
+    app = _page("builds").run()
+    assert not app.exception and not app.error
+    assert "`octavo up --edge-builders 1`" in _texts(app)
+
+
 def test_the_plan_page_plans_the_model_that_is_served(console: str, client: Client) -> None:
     app = _page("plan").run()
     assert not app.exception and not app.error

@@ -174,7 +174,7 @@ def _files(build: Build) -> None:
     names = [file.name for file in picked]
     one = names[0].rpartition("/")[2] if len(names) == 1 else ""
     if num_bytes > MOST_BYTES:
-        st.caption(f"{label}: too much for a page. `client.builds.download({build.id!r}, folder)` of the SDK takes it.")
+        st.caption(f"{label}: too much for a page. `octavo builds download {build.id} --out DIR` takes it.")
         return
     _download(columns[2], build, label, names, one or f"{build.id}.zip", None if one else "application/zip")
 
