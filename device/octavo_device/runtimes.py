@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_device.bundle import Bundle, BundleGraph
 from octavo_device.errors import BundleDamaged, RuntimeMissing
+from octavo_device.qnn import check_qnn, qnn_settings
 
 __all__ = ["RUNS_IN_PROCESS", "Session", "make_session"]
 
@@ -18,7 +19,6 @@ RUNS_IN_PROCESS = frozenset({"onnxruntime"})
 
 Arrays = dict[str, NDArray[Any]]
 _ERRORS_ONLY = 3
-_QNN = "QNNExecutionProvider"
 
 
 class Session(Protocol):
@@ -48,16 +48,13 @@ def make_session(bundle: Bundle, graph: BundleGraph) -> Session:
 class _OrtSession:
     """A session of ONNX Runtime. Inputs are read where they lie, so contiguous ones are not copied."""
 
-    def __init__(self, bundle: Bundle, graph: BundleGraph, provider: str, options: Mapping[str, str]) -> None:
+    def __init__(self, bundle: Bundle, graph: BundleGraph, settings: Any, **arguments: Any) -> None:
         import onnxruntime
 
         assert graph.file is not None, "the host does the other parts"
-        settings = onnxruntime.SessionOptions()
         settings.log_severity_level = _ERRORS_ONLY
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(bundle.path(graph.file)), settings, providers=[provider], provider_options=[dict(options)]
-            )
+            self._session = onnxruntime.InferenceSession(str(bundle.path(graph.file)), settings, **arguments)
         except Exception as error:  # the library raises bare classes of its own
             first = " ".join(str(error).split())[:300]
             raise BundleDamaged(
@@ -73,25 +70,23 @@ class _OrtSession:
 
 
 def _onnxruntime(bundle: Bundle, graph: BundleGraph) -> Session:
-    _check_onnxruntime("CPUExecutionProvider")
-    return _OrtSession(bundle, graph, "CPUExecutionProvider", {})
+    return _OrtSession(bundle, graph, _onnxruntime_here().SessionOptions(), providers=["CPUExecutionProvider"])
 
 
 def _onnxruntime_qnn(bundle: Bundle, graph: BundleGraph) -> Session:
     """From the EPContext file that points at the device's binary."""
-    _check_onnxruntime(_QNN)
-    return _OrtSession(bundle, graph, _QNN, bundle.extra.get("provider_options", {}))
+    _onnxruntime_here()
+    check_qnn(bundle)
+    settings, arguments = qnn_settings(bundle)
+    return _OrtSession(bundle, graph, settings, **arguments)
 
 
-def _check_onnxruntime(provider: str) -> None:
+def _onnxruntime_here() -> Any:
     try:
         import onnxruntime
     except ImportError:
         raise RuntimeMissing("onnxruntime is not installed", hint="pip install onnxruntime") from None
-    if provider not in onnxruntime.get_available_providers():
-        raise RuntimeMissing(
-            f"this onnxruntime has no {provider}", hint="the bundle was compiled for the device: run it there"
-        )
+    return onnxruntime
 
 
 _MAKERS: Mapping[str, Callable[[Bundle, BundleGraph], Session]] = {

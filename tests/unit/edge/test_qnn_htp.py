@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 
 import onnx
@@ -11,14 +13,18 @@ import pytest
 pytest.importorskip("onnxruntime_qnn")
 
 from unit.edge.exported_models import ARS, compiled
+from unit.edge.small_models import context
 
 from octavo_common.errors import InvalidArgument
+from octavo_edge.artifacts import CompiledBlob
 from octavo_edge.graph.blob import read_blob
 from octavo_edge.graph.manifest import read_manifest
 from octavo_edge.graph.metrics import sqnr_db
 from octavo_edge.graph.runtime import OrtGraph
 from octavo_edge.graph.weights import WeightsWriter
 from octavo_edge.parts.vectors import read_vectors
+from octavo_edge.stages.compile import Compile
+from octavo_edge.stages.deploy import Deploy
 from octavo_edge.target import CompileOptions
 from octavo_edge.targets.qnn_htp.lowering import lower
 from octavo_edge.targets.qnn_htp.process import ToolchainCrashed, ToolchainFailed, run_child
@@ -83,6 +89,29 @@ def test_one_binary_has_the_graphs_of_all_ars_and_their_weights_once(model, shar
         both = (out / blob.graphs[part][ARS[0]]["binary"]).stat().st_size
         # Of so small a model the graphs themselves are most of a binary; what is shared is the weights.
         assert both < sum(sizes) - 0.75 * result.metrics[f"{part}_weights_bytes"]
+
+
+def verified(bundle, *options):
+    """The device's runner, in a process of its own: loading a binary may end it."""
+    command = [sys.executable, "-m", "octavo_device", "verify", str(bundle), *options]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("shares", ["no", "yes"])
+def test_the_runner_replays_a_bundle_on_the_simulator_unless_that_would_crash(exports, tmp_path, shares):
+    compiling, deploying = context(tmp_path / "compiled"), context(tmp_path / "bundle")
+    options = CompileOptions(values={"share_weights": shares, "simulate": "no"})
+    Compile(target=QnnHtpTarget(), options=options).run(exports["w8"], compiling)
+    Deploy(model="small", recipe="w8").run(CompiledBlob(path=compiling.out, digest="0" * 64), deploying)
+    without, simulated = verified(deploying.out), verified(deploying.out, "--simulator", "--min-db", "45")
+    assert without.returncode == 2
+    assert "run it there" in without.stderr
+    if shares == "no":
+        assert simulated.returncode == 0, simulated.stderr
+    else:
+        assert simulated.returncode == 2
+        assert "share_weights=no" in simulated.stderr
 
 
 def test_a_crash_of_the_library_is_an_error_that_names_the_signal(tmp_path):
