@@ -218,6 +218,7 @@ _CLASSES = (
     ("octavo_gateway", "GatewaySettings"),
     ("octavo_scheduler", "SchedulerSettings"),
     ("octavo_worker", "WorkerSettings"),
+    ("octavo_edge.serving", "EdgeSettings"),
 )
 
 
