@@ -112,6 +112,15 @@ def steps(model: Path, folder: Path) -> list[Step]:
             argv=("-m", "benchmarks.edge_memory", str(model), "--json", str(folder / "edge_memory.json")),
             timeout_s=2 * 3600,
         ),
+        Step(
+            name="edge_htp",
+            about="binaries for Qualcomm's HTP, and its simulator against the golden run: docs/edge-htp.md",
+            argv=(
+                *("-m", "benchmarks.edge_htp", str(model), "--recipes", "w8a16,w4a16"),
+                *("--json", str(folder / "edge_htp.json"), "--page", "docs/edge-htp.md"),
+            ),
+            timeout_s=4 * 3600,
+        ),
     ]
     soak = ("--rounds", "20", "--leavers", "1000", "--json", str(folder / "soak.json"), "--summary", "docs/soak.md")
     return [
