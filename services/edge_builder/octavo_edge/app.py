@@ -84,6 +84,12 @@ def _tensorrt_rtx() -> Target:
     return TensorRtRtxTarget()
 
 
+def _executorch() -> Target:
+    from octavo_edge.targets.executorch import ExecuTorchTarget
+
+    return ExecuTorchTarget()
+
+
 TARGETS: Mapping[str, Callable[[], Target]] = {
     "onnxruntime": _onnxruntime,
     "qnn-htp": _qnn_htp,
@@ -91,6 +97,7 @@ TARGETS: Mapping[str, Callable[[], Target]] = {
     "coreml": _coreml,
     "gguf": _gguf,
     "tensorrt-rtx": _tensorrt_rtx,
+    "executorch": _executorch,
 }
 
 

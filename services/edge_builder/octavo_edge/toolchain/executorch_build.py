@@ -1,0 +1,118 @@
+"""Builds one ExecuTorch program, in a process of its own: `python -m octavo_edge.toolchain.executorch_build`.
+
+Takes the exported model's folder, a part's name and the program's path as JSON on stdin; writes the program with a
+method `arN` for each number of new tokens, runs it on the part's vectors, and answers with JSON on the last line of
+stdout. The library says much on both streams.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo_edge.graph.manifest import Part, PartGraph, read_manifest
+from octavo_edge.models.config import read_config
+from octavo_edge.models.parts import DecoderPart, decoder_part
+from octavo_edge.quant.reading import floats, read_parameters
+from octavo_edge.toolchain.comparison import Comparison
+
+__all__ = ["LibraryFailed", "build_in_process", "method"]
+
+
+class LibraryFailed(RuntimeError):
+    """No program was made, or it did not run; the message has the library's words."""
+
+
+def method(ar: int) -> str:
+    """Name of the method for `ar` new tokens."""
+    return f"ar{ar}"
+
+
+def build_in_process(source: Path, part: str, program: Path) -> Comparison:
+    """Build and run in a process of its own, whose crash is its own.
+
+    Raises:
+        LibraryFailed: It could not, or crashed.
+    """
+    order = json.dumps({"source": str(source.resolve()), "part": part, "program": str(program.resolve())})
+    command = [sys.executable, "-m", "octavo_edge.toolchain.executorch_build"]
+    run = subprocess.run(command, input=order, capture_output=True, text=True, check=False)
+    if run.returncode < 0:
+        raise LibraryFailed(f"ExecuTorch ended with signal {-run.returncode} while it built {part}")
+    if run.returncode:
+        raise LibraryFailed(f"ExecuTorch failed on {part}: {' '.join(run.stderr.split())[-500:]}")
+    return Comparison(**json.loads(run.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Read the order, build, run, answer."""
+    order = json.load(sys.stdin)
+    source, program = Path(order["source"]), Path(order["program"])
+    part = next(entry for entry in read_manifest(source).parts if entry.name == order["part"])
+    parameters = read_parameters(source / part.graphs[0].file)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(floats(value))) for name, value in parameters.items()}
+    module = decoder_part(read_config(source), part, tensors)
+    program.write_bytes(_built(module, part))
+    comparison = _compared(source, part, module, program)
+    answer = {"golden": comparison.golden, "same_graph": comparison.same_graph}
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+
+
+def _built(module: DecoderPart, part: Part) -> bytes:
+    """The program: methods that share their weights, what XNNPACK takes of them lowered to it."""
+    exir = _module("executorch.exir")
+    partitioner = _module("executorch.backends.xnnpack.partition.xnnpack_partitioner").XnnpackPartitioner
+    exported = {method(graph.ar): torch.export.export(module, _zeros(graph)) for graph in part.graphs}
+    lowered = exir.to_edge_transform_and_lower(
+        exported,
+        partitioner={name: [partitioner()] for name in exported},
+        compile_config=exir.EdgeCompileConfig(_check_ir_validity=False),
+    )
+    return bytes(lowered.to_executorch().buffer)
+
+
+def _compared(source: Path, part: Part, module: DecoderPart, program: Path) -> Comparison:
+    """The program's own run beside torch's and the golden one."""
+    loaded: Any = _module("executorch.runtime").Runtime.get().load_program(program.read_bytes())
+    comparison = Comparison()
+    for graph in part.graphs:
+        running = loaded.load_method(method(graph.ar))
+
+        def run(feeds: Mapping[str, NDArray[Any]], graph: PartGraph = graph, running: Any = running) -> dict[str, Any]:
+            return _named(graph, running.execute(_tensors(graph, feeds)))
+
+        def reference(feeds: Mapping[str, NDArray[Any]], graph: PartGraph = graph) -> dict[str, Any]:
+            with torch.inference_mode():
+                return _named(graph, module(*_tensors(graph, feeds)))
+
+        comparison.add(source, graph, run, reference)
+    return comparison
+
+
+def _zeros(graph: PartGraph) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype)) for tensor in graph.inputs)
+
+
+def _tensors(graph: PartGraph, feeds: Mapping[str, NDArray[Any]]) -> list[torch.Tensor]:
+    return [torch.from_numpy(np.ascontiguousarray(feeds[tensor.name])) for tensor in graph.inputs]
+
+
+def _named(graph: PartGraph, values: Any) -> dict[str, NDArray[Any]]:
+    return {tensor.name: value.numpy().copy() for tensor, value in zip(graph.outputs, values, strict=True)}
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    main()
