@@ -24,9 +24,6 @@ from octavo_edge.target import (
     Unsupported,
     reasons_against,
 )
-from octavo_edge.toolchain.comparison import Comparison
-from octavo_edge.toolchain.executorch_build import LibraryFailed, build_in_process, method
-from octavo_edge.toolchain.lowered import device_parts
 from octavo_edge.toolchain.options import check_options
 
 _PACKAGE = "executorch"
@@ -56,6 +53,11 @@ class ExecuTorchTarget:
     def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
         """Write `PART.pte`, its methods `arN`, and run all vectors."""
         self.check_options(options)
+        # torch, which whoever asks for the profile need not wait for.
+        from octavo_edge.toolchain.comparison import Comparison
+        from octavo_edge.toolchain.executorch_build import LibraryFailed, build_in_process, method
+        from octavo_edge.toolchain.lowered import device_parts
+
         whole, files = Comparison(), dict[str, dict[int, dict[str, str]]]()
         try:
             for part in device_parts(model.path):
