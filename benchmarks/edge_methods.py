@@ -1,9 +1,9 @@
 """Measures the edge builder's ways to quantise on one model, one line a method: docs/edge-accuracy.md.
 
-Usage: python -m benchmarks.edge_methods [MODEL] [--windows 60] [--judged 20] [--only NAME,...] [--json F] [--page F]
+Usage: python -m benchmarks.edge_methods [MODEL] [--windows 60] [--judged 20] [--quick] [--only NAME,...] [--json F]
 
 Each method is the real stage with its recipe, in a process of its own over the same float graphs, compared with these
-on text that calibrated nothing. With --store DIR a run goes on where it stopped.
+on text that calibrated nothing. With --store DIR a run goes on where it stopped; --page FILE writes the table.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Asked:
     recipe: Recipe
     fixed: bool = False
 
-    def with_windows(self, num_windows: int, num_judged: int) -> Recipe:
-        """The recipe for this run: no gates, which would end it."""
+    def with_windows(self, num_windows: int, num_judged: int, *, quick: bool = False) -> Recipe:
+        """The recipe for this run: no gates, which would end it. ``quick`` takes the preset's own windows too."""
         calibration = self.recipe.calibration
-        if not self.fixed:
+        if quick or not self.fixed:
             calibration = replace(calibration, num_windows=num_windows)
         evaluation = Evaluation(num_windows=num_judged)
         return replace(self.recipe, calibration=calibration, evaluation=evaluation, gates=Gates())
@@ -142,7 +142,8 @@ def in_a_process(model: Path, store: Path, method: Asked, args: argparse.Namespa
         written = Path(folder) / "report.json"
         windows = ("--windows", str(args.windows), "--judged", str(args.judged))
         place = ("--one", method.name, "--store", str(store), "--json", str(written))
-        command = [sys.executable, "-m", "benchmarks.edge_methods", str(model), *windows, *place]
+        quick = ("--quick",) if args.quick else ()
+        command = [sys.executable, "-m", "benchmarks.edge_methods", str(model), *windows, *place, *quick]
         subprocess.run(command, cwd=ROOT, check=True)
         return json.loads(written.read_text(encoding="utf-8"))
 
@@ -192,7 +193,7 @@ def page(result: Result, found: Mapping[str, dict[str, Any]], asked: Sequence[As
         f"Written by `python -m benchmarks.edge_methods` (part of `make verify`): {settings['model']}, context "
         f"{CONTEXT}, graphs for {AR} tokens, on {machine['processor']}, {machine['num_cores']} cores, load "
         f"{machine['load_1m']} at its end. Ranges are from {settings['num_windows']} windows of calibration text (the "
-        f"preset `w4a16`: its own {W4.calibration.num_windows}); all is compared with the float graph, whose "
+        f"preset `w4a16`: its own {settings['num_preset_windows']}); all is compared with the float graph, whose "
         f"perplexity is {float(some['float_ppl']):.2f}, on {settings['num_judged']} windows of {AR} tokens of "
         "other text.",
         "Perplexities without a context before them are high; ratios are what counts. Bytes are those of "
@@ -246,6 +247,7 @@ def main() -> int:
     parser.add_argument("model", type=Path, nargs="?", help="a GGUF file or a directory; default: the demo model")
     parser.add_argument("--windows", type=int, default=60, help="of calibration text")
     parser.add_argument("--judged", type=int, default=20, help="windows of other text that all are judged by")
+    parser.add_argument("--quick", action="store_true", help="these windows for the preset w4a16 too, not its own")
     parser.add_argument("--only", default="", help="methods, separated by commas; default: all")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--store", type=Path, help="where results are kept; default: a folder that goes away")
@@ -255,7 +257,7 @@ def main() -> int:
     model = (args.model or demo_model()).resolve()
     every = {method.name: method for method in methods()}
     if args.one:
-        told = quantise(model, args.store, every[args.one].with_windows(args.windows, args.judged))
+        told = quantise(model, args.store, every[args.one].with_windows(args.windows, args.judged, quick=args.quick))
         args.json.write_text(json.dumps(told), encoding="utf-8")
         return 0
     asked = [method for name, method in every.items() if not args.only or name in args.only.split(",")]
@@ -269,7 +271,12 @@ def main() -> int:
             figures = figures_of(found)
             result = Result(
                 benchmark="edge_methods",
-                settings={"model": model.name, "num_windows": args.windows, "num_judged": args.judged},
+                settings={
+                    "model": model.name,
+                    "num_windows": args.windows,
+                    "num_preset_windows": args.windows if args.quick else W4.calibration.num_windows,
+                    "num_judged": args.judged,
+                },
                 figures=figures,
                 checks=checks_of(figures, list(found)),
             )

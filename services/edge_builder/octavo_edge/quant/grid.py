@@ -57,13 +57,22 @@ GRIDS = {grid.name: grid for grid in (INT4, INT8, INT16, UINT8, UINT16)}
 
 def quantise(values: Floats, scale: Floats | float, grid: IntGrid, zero_point: int = 0) -> Ints:
     """The integers nearest to values; ``scale`` is broadcast against them."""
-    scaled = np.rint(values / np.asarray(scale, dtype=np.float32)) + zero_point
-    return np.clip(scaled, grid.lowest, grid.highest).astype(grid.storage)
+    # In place: a table of words has several copies otherwise, each of a hundred megabytes or more.
+    scaled = np.asarray(values / np.asarray(scale, dtype=np.float32))
+    np.rint(scaled, out=scaled)
+    if zero_point:
+        scaled += zero_point
+    return np.clip(scaled, grid.lowest, grid.highest, out=scaled).astype(grid.storage)
 
 
 def dequantise(integers: Ints, scale: Floats | float, zero_point: int = 0) -> Floats:
     """The real numbers that integers stand for."""
-    return (integers.astype(np.int32) - zero_point).astype(np.float32) * np.asarray(scale, dtype=np.float32)
+    values = integers.astype(np.float32)  # exact: integers have 16 bits at most
+    if zero_point:
+        values -= zero_point
+    factor = np.asarray(scale, dtype=np.float32)
+    fits = np.broadcast_shapes(values.shape, factor.shape) == values.shape
+    return np.multiply(values, factor, out=values if fits else None)
 
 
 def affine_from_range(lowest: float, highest: float, grid: IntGrid) -> tuple[float, int]:
