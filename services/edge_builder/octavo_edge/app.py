@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo_common.clock import Clock
-from octavo_common.errors import Cancelled, InvalidArgument, NotFound, OctavoError
+from octavo_common.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, OctavoError
 from octavo_common.space import NoSpace
 from octavo_edge.artifacts import Bundle, ExportedModel, SourceModel, source_model
 from octavo_edge.deliver import check_place, deliver, retract, tree
@@ -154,6 +154,12 @@ def build(
     return report
 
 
+class TargetsFailed(FailedPrecondition):
+    """Several targets were asked for, and each failed for itself; the message has every reason."""
+
+    code = "TARGETS_FAILED"
+
+
 class _Build:
     """What one build has made so far."""
 
@@ -175,7 +181,7 @@ class _Build:
         """Compile for one target. Its failure is its own where there are others, and the build's where it is alone.
 
         Raises:
-            OctavoError: It failed, and it is the only target, or none before it and none after it can be built.
+            OctavoError: It failed and is the only target, or the last of several that failed, all of them.
         """
         self._target = name
         try:
@@ -183,11 +189,13 @@ class _Build:
         except (Cancelled, NoSpace):
             raise
         except Exception as error:
-            told = error.message if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
-            self._outcomes[name] = TargetEntry(name=name, outcome=f"failed: {told}", failed=True)
+            self._outcomes[name] = TargetEntry(name=name, outcome=_told(error), failed=True)
+            if len(self._request.targets) == 1:
+                raise
             is_last = len(self._outcomes) == len(self._request.targets)
             if is_last and all(entry.failed for entry in self._outcomes.values()):
-                raise
+                told = "; ".join(f"{entry.name} {entry.outcome}" for entry in self._outcomes.values())
+                raise TargetsFailed(f"no target could be built: {told}", param="target") from error
             return
         told = (run.report.outcome.details.get("outcome") for of, run in self.runs if of == name)
         self._outcomes[name] = TargetEntry(name=name, outcome=str(next(filter(None, told))), failed=False)
@@ -229,6 +237,13 @@ class _Build:
         return files
 
 
+def _told(error: Exception) -> str:
+    """How a target ended that failed."""
+    if not isinstance(error, OctavoError):
+        return f"failed: {type(error).__name__}: {error}"
+    return f"{'unavailable' if error.code == 'TARGET_UNAVAILABLE' else 'failed'}: {error.message}"
+
+
 def _targets(request: BuildRequest) -> dict[str, Target]:
     """The targets by name, with options that they know.
 
@@ -257,7 +272,9 @@ def assemble(
         OctavoError: The request can never be built.
     """
     from octavo_edge.graph.manifest import SplitOptions
+    from octavo_edge.models.size import read_size
     from octavo_edge.models.source import check_source
+    from octavo_edge.parts.layout import check_split
     from octavo_edge.passes.registry import DEFAULT_PASSES, select_passes
     from octavo_edge.stages.adapt import Adapt
     from octavo_edge.stages.compile import TargetUnavailable
@@ -272,8 +289,9 @@ def assemble(
     _check_lengths(request.ars, request.context_length, limit=check_source(source.path))
     passes = DEFAULT_PASSES if request.passes is None else request.passes
     select_passes(passes)
-    if request.num_parts < 1:
-        raise InvalidArgument(f"a decoder of {request.num_parts} parts", hint="--parts 1 or more", param="parts")
+    split = SplitOptions(num_decoder_parts=request.num_parts)
+    if (size := read_size(source.path)) is not None:
+        check_split(split, size.num_layers)
     quantise = Quantise(recipe=request.recipe)
     for target in targets.values():
         quantise.check(target.profile)
@@ -281,7 +299,7 @@ def assemble(
         pipeline(Adapt(context_length=request.context_length, attention=request.attention))
         .then(Optimise(context_length=request.context_length, ars=request.ars, passes=passes))
         .then(quantise)
-        .then(Export(split=SplitOptions(num_decoder_parts=request.num_parts)))
+        .then(Export(split=split))
     )
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,12 @@ import onnxruntime
 import pytest
 from checkpoints import make_llama
 
+from octavo_device.command import main as device
+from octavo_edge import app
 from octavo_edge.__main__ import main
+from octavo_edge.artifacts import ExportedModel
+from octavo_edge.target import CompileOptions, CompileResult
+from octavo_edge.targets.onnxruntime import OnnxRuntimeTarget
 
 STAGES = ["adapt", "optimise", "quantise", "export", "compile", "deploy"]
 RECIPE = """
@@ -35,17 +41,19 @@ class Place:
         (folder / "strict.yaml").write_text(RECIPE + "gates: {min_sqnr_db: 1000}\n")
         (folder / "other.yaml").write_text(RECIPE + "precision: {kv_cache: int16}\n")
 
-    def arguments(self, out: str, *, recipe: str = "quick.yaml", store: str = "store") -> list[str]:
+    def arguments(
+        self, out: str, *more: str, recipe: str = "quick.yaml", store: str = "store", target: str = "onnxruntime"
+    ) -> list[str]:
         paths = [self.folder / "tiny", self.folder / out, self.folder / recipe, self.folder / store]
         model, place, recipe_file, kept = map(str, paths)
-        given = ["build", model, "--target", "onnxruntime", "--out", place, "--recipe", recipe_file, "--store", kept]
-        return [*given, "--context-length", "32", "--ar", "8,1"]
+        given = ["build", model, "--target", target, "--out", place, "--recipe", recipe_file, "--store", kept]
+        return [*given, "--context-length", "32", "--ar", "8,1", *more]
 
-    def build(self, out: str, **options: str) -> tuple[int, list[str]]:
+    def build(self, out: str, *more: str, **options: str) -> tuple[int, list[str]]:
         """The exit code and what was said."""
         told = io.StringIO()
         with redirect_stderr(told):
-            code = main(["--debug", *self.arguments(out, **options)])
+            code = main(["--debug", *self.arguments(out, *more, **options)])
         return code, told.getvalue().splitlines()
 
     def start(self, out: str, *, store: str) -> subprocess.Popen[str]:
@@ -131,23 +139,97 @@ def test_a_gate_that_fails_is_told_and_keeps_all(place, built):
     assert not (place.folder / "strict-failed").exists()
 
 
+class Crashing(OnnxRuntimeTarget):
+    """A tool-chain that takes the graphs and then fails."""
+
+    profile = replace(OnnxRuntimeTarget().profile, name="crashing")
+
+    def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
+        raise RuntimeError("the vendor's library ended with signal 11")
+
+
+class Absent(OnnxRuntimeTarget):
+    """A tool-chain that is not installed."""
+
+    profile = replace(OnnxRuntimeTarget().profile, name="absent")
+
+    def missing(self) -> list[str]:
+        return ["the package abacus is not installed"]
+
+
+def test_a_target_that_fails_fails_alone(place, built, monkeypatch):
+    for name, target in (("crashing", Crashing), ("absent", Absent)):
+        monkeypatch.setitem(app.TARGETS, name, target)
+    code, told = place.build("several", target="crashing,onnxruntime,absent")
+    assert code == 1
+    # What all targets share was there, and only what fails is not made.
+    assert [stage for stage, cached in ends(told) if cached] == STAGES
+    out = place.folder / "several"
+    assert {path.name for path in out.iterdir()} == {"onnxruntime", "report.json", "report.html"}
+    assert (out / "onnxruntime" / "metadata.json").read_bytes() == (built / "metadata.json").read_bytes()
+    document = json.loads((out / "report.json").read_text())
+    found = {target["name"]: (target["failed"], target["outcome"]) for target in document["targets"]}
+    assert found["onnxruntime"] == (False, "compiled+run")
+    assert found["crashing"] == (True, "failed: RuntimeError: the vendor's library ended with signal 11")
+    assert (
+        found["absent"][1].startswith("unavailable: ") and "the package abacus is not installed" in found["absent"][1]
+    )
+    page = (out / "report.html").read_text()
+    assert "signal 11" in page and "abacus" in page
+
+    code, told = place.build("none", target="crashing,absent")
+    assert code == 1
+    assert not (place.folder / "none").exists()
+    document = json.loads((place.folder / "none-failed" / "report.json").read_text())
+    assert [target["failed"] for target in document["targets"]] == [True, True]
+    assert "signal 11" in document["targets"][0]["outcome"]
+
+    assert place.build("alone", target="absent")[0] == 1
+    assert place.build("twice", target="onnxruntime,onnxruntime")[0] == 0
+
+
+def test_single_heads_in_two_parts_with_chosen_passes(place, built, capsys):
+    passes = "fold_constants,split_sequences,constant_second,remove_dead_code,name_by_module"
+    code, told = place.build("heads", "--attention", "sha", "--parts", "2", "--passes", passes)
+    assert code == 0, told
+    out = place.folder / "heads"
+    document = json.loads((out / "report.json").read_text())
+    stages = {stage["stage"]: stage for stage in document["stages"]}
+    # Against transformers, against torch, and against the graph before the cut.
+    for stage in ("adapt", "optimise", "export"):
+        assert float(stages[stage]["outcome"]["metrics"]["worst_sqnr_db"]) >= 100
+    assert stages["adapt"]["outcome"]["details"]["attention"] == "sha"
+    parts = [part["name"] for part in json.loads((out / "metadata.json").read_text())["parts"]]
+    assert parts == ["embedding", "decoder_1_of_2", "decoder_2_of_2", "head"]
+    assert device(["verify", str(out)]) == 0
+    assert "reach 60 dB" in capsys.readouterr().out
+
+
 @pytest.mark.slow  # two processes that import torch, and two exports; test_pipeline_edge does it with quick stages
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_goes_on_at_the_stage_where_it_was_stopped(place, number, code):
-    store = f"store-{number.name}"
+@pytest.mark.parametrize(
+    ("number", "code", "stage"),
+    [
+        (signal.SIGKILL, -signal.SIGKILL, "optimise"),
+        (signal.SIGINT, 130, "optimise"),
+        (signal.SIGKILL, -signal.SIGKILL, "export"),
+        (signal.SIGKILL, -signal.SIGKILL, "deploy"),
+    ],
+)
+def test_goes_on_at_the_stage_where_it_was_stopped(place, number, code, stage):
+    store, num_done = f"store-{number.name}-{stage}", STAGES.index(stage)
     process = place.start("stopped", store=store)
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("optimise:"):
+        if line.startswith(f"{stage}:"):
             break
     process.send_signal(number)
     told = process.communicate(timeout=100)[1]
     assert process.returncode == code
     assert "Traceback" not in told
     assert not (place.folder / "stopped").exists()
-    assert len(list((place.folder / store / "objects").iterdir())) == 1
+    assert len(list((place.folder / store / "objects").iterdir())) == num_done
 
-    after, told = place.build(f"after-{number.name}", store=store)
+    after, told = place.build(f"after-{number.name}-{stage}", store=store)
     assert after == 0, told
-    assert ends(told) == [("adapt", True), *((stage, False) for stage in STAGES[1:])]
+    assert ends(told) == [(name, index < num_done) for index, name in enumerate(STAGES)]
     assert list((place.folder / store / "drafts").iterdir()) == []

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from octavo_common.errors import FailedPrecondition
 from octavo_edge.artifacts import CompiledBlob, ExportedModel
 from octavo_edge.bundle.table import write_table
 from octavo_edge.fingerprint import builder_versions
-from octavo_edge.graph.manifest import read_manifest
+from octavo_edge.graph.blob import read_blob
+from octavo_edge.graph.manifest import ExportManifest, read_manifest
+from octavo_edge.graph.summary import summarise
 from octavo_edge.graph.weights import WEIGHTS_FILE
 from octavo_edge.stage import Gate, StageContext, StageOutcome
 from octavo_edge.target import CompileOptions, Target, Unavailable
@@ -56,7 +60,8 @@ class Compile:
         # Graphs and weights are the target's business; it took what the device needs of them.
         export = ctx.out / "export"
         shutil.copytree(source.path, export, ignore=shutil.ignore_patterns("*.onnx", WEIGHTS_FILE))
-        table = write_table(source.path, read_manifest(source.path), blob, export)
+        manifest = read_manifest(source.path)
+        table = write_table(source.path, manifest, blob, export)
         told = {
             "target": name,
             "outcome": str(result.outcome),
@@ -69,5 +74,17 @@ class Compile:
             metrics=result.metrics,
             warnings=result.warnings,
             versions=result.versions,
-            details={"outcome": str(result.outcome)},
+            details={"outcome": str(result.outcome), **result.details, "ops": _ops(source, manifest, blob)},
         )
+
+
+def _ops(source: ExportedModel, manifest: ExportManifest, blob: Path) -> list[dict[str, object]]:
+    """How many nodes of each operator the target was given, by part; what it was not given is done on the host."""
+    taken = read_blob(blob).graphs
+    counts = {
+        part.name: Counter(node.op for node in summarise(source.path / part.graphs[0].file).nodes)
+        for part in manifest.parts
+        if part.name in taken
+    }
+    ops = sorted({op for count in counts.values() for op in count})
+    return [{"operator": op, **{part: count[op] for part, count in counts.items()}} for op in ops]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -188,13 +187,10 @@ def _outcome(out: Path, manifest: ExportManifest, losses: dict[str, float]) -> S
     worst = sorted(losses.items(), key=lambda item: item[1])
     rows: list[dict[str, object]] = []
     num_private = 0
-    ops: dict[str, dict[str, int]] = {}
     for part in manifest.parts:
         for graph in part.graphs:
             summary = summarise(out / graph.file)
             num_private += sum(node.domain not in ("", "ai.onnx") for node in summary.nodes)
-            if graph.ar == manifest.ars[0]:
-                ops[part.name] = dict(sorted(Counter(node.op for node in summary.nodes).items()))
             rows.append(
                 {
                     "graph": graph.file,
@@ -217,5 +213,47 @@ def _outcome(out: Path, manifest: ExportManifest, losses: dict[str, float]) -> S
         },
         versions={"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
         worst=tuple(TensorLoss(tensor=name, sqnr_db=value) for name, value in worst[:_NUM_WORST]),
-        details={"graphs": rows, "ops": ops, "calls_compared": NUM_CALLS},
+        details={
+            "outputs_against_the_whole_graph": _by_graph(losses, manifest),
+            "graphs": rows,
+            "weights_shared_between_graphs": _sharing(out, manifest),
+        },
     )
+
+
+def _by_graph(losses: dict[str, float], manifest: ExportManifest) -> list[dict[str, object]]:
+    """The worst output of each size of graph."""
+    rows: list[dict[str, object]] = []
+    for ar in manifest.ars:
+        found = {name: db for name, db in losses.items() if name.endswith(f"(ar{ar})")}
+        name, worst = min(found.items(), key=lambda item: item[1])
+        rows.append({"new_tokens": ar, "calls": NUM_CALLS, "outputs": len(found), "worst": name, "sqnr_db": worst})
+    return rows
+
+
+def _sharing(out: Path, manifest: ExportManifest) -> list[dict[str, object]]:
+    """Of each part, which bytes all of its graphs point at, which only some, and which each has for itself."""
+    rows: list[dict[str, object]] = []
+    for part in manifest.parts:
+        places = [_places(out / graph.file) for graph in part.graphs]
+        common, every = set.intersection(*places), set.union(*places)
+        rows.append(
+            {
+                "part": part.name,
+                "graphs": len(places),
+                "shared_by_all_mb": sum(length for _, length in common) / 1e6,
+                "shared_by_some_mb": sum(length for _, length in every - common) / 1e6,
+                "of_each_alone_mb": sum((out / graph.file).stat().st_size for graph in part.graphs) / 1e6,
+            }
+        )
+    return rows
+
+
+def _places(path: Path) -> set[tuple[int, int]]:
+    """Offset and length of everything that a graph points at in the file of weights."""
+    places: set[tuple[int, int]] = set()
+    for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            places.add((int(entries["offset"]), int(entries["length"])))
+    return places
