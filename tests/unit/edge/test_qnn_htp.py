@@ -82,6 +82,8 @@ def test_one_binary_has_the_graphs_of_all_ars_and_their_weights_once(model, shar
     assert blob.runtime == "onnxruntime-qnn"
     assert all(set(by_ar) == set(ARS) for by_ar in blob.graphs.values())
     assert all(len({entry["binary"] for entry in by_ar.values()}) == 1 for by_ar in blob.graphs.values())
+    told = {entry["binary"]: entry["graphs"] for entry in result.details["binaries"]}
+    assert told["head_ar8_qnn.bin"] == "head for 8, head for 1"
     alone, unshared = compiled(QnnHtpTarget(), model, tmp_path, share_weights="no", simulate="no", soc="SM8550")
     assert str(unshared.outcome) == "compiled (run on device)"
     for part, by_ar in read_blob(alone).graphs.items():

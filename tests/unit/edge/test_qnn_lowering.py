@@ -141,6 +141,23 @@ def test_eight_bits_are_reached_by_way_of_sixteen(tmp_path):
     assert np.count_nonzero(steps) <= 0.02 * steps.size
 
 
+def test_keys_that_several_heads_read_are_signed_once(tmp_path):
+    constants = []
+    nodes = [
+        *(entry for name in ("q1", "q2", "k") for entry in quantiser(name, 8 / 65535, 30000, constants)),
+        node("MatMul", ["q1_dq", "k_dq"], ["y1"]),
+        node("MatMul", ["q2_dq", "k_dq"], ["y2"]),
+    ]
+    shapes = {"q1": [1, 1, 3, 4], "q2": [1, 1, 3, 4], "k": [1, 1, 4, 5]}, {"y1": [1, 1, 3, 5], "y2": [1, 1, 3, 5]}
+    path = save(tmp_path / "heads.onnx", nodes, *shapes, constants)
+    made = onnx.load(str(lowered(path))).graph
+    signed = [tensor.name for tensor in made.initializer if tensor.data_type == TensorProto.INT16]
+    assert len(signed) == 1
+    assert sum(entry.op_type == "QuantizeLinear" and entry.input[2] == signed[0] for entry in made.node) == 1
+    for expected, got in zip(run(path), run(tmp_path / "lowered.onnx"), strict=True):
+        assert sqnr_db(expected, got) > 70
+
+
 def test_a_four_bit_weight_has_a_zero_point(tmp_path):
     conv(tmp_path / "conv.onnx", bits=4, block=32)
     before = onnx.load(str(tmp_path / "conv.onnx"))

@@ -186,11 +186,12 @@ def _signed_operands(model: ModelProto, encodings: Encodings) -> tuple[ModelProt
         encoding = by_tensor.get(node.input[1]) if node.op_type == "MatMul" else None
         if encoding is not None and encoding.zero_point.data_type == TensorProto.UINT16:
             signed = f"{node.input[1]}/signed"
-            most = max(map(abs, _range(encoding)))
-            scale = numpy_helper.from_array(np.array(most / 32767, np.float32), f"{signed}_scale")
-            zero_point = helper.make_tensor(f"{signed}_zero_point", TensorProto.INT16, [], [0])
-            by_tensor[signed] = Encoding(scale, zero_point)
-            nodes.append(helper.make_node("Identity", [node.input[1]], [signed], f"{node.name}/signed"))
+            if signed not in by_tensor:  # heads of a group read the same keys
+                most = max(map(abs, _range(encoding)))
+                scale = numpy_helper.from_array(np.array(most / 32767, np.float32), f"{signed}_scale")
+                zero_point = helper.make_tensor(f"{signed}_zero_point", TensorProto.INT16, [], [0])
+                by_tensor[signed] = Encoding(scale, zero_point)
+                nodes.append(helper.make_node("Identity", [node.input[1]], [signed], f"{node.name}/signed"))
             node.input[1] = signed
         nodes.append(node)
     edit.nodes = nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -143,11 +143,24 @@ class QnnHtpTarget:
             },
             warnings=tuple(measured.warnings),
             versions={_PACKAGE: _version(), "qnn": _qnn_version()},
+            details={"soc": str(asked.soc), "binaries": _binaries(out, graphs)},
         )
 
     def _check(self, model: ExportedModel, graph: PartGraph) -> list[str]:
         path = model.path / graph.file
         return [*map(str, self.check(summarise(path))), *weights_against(path)]
+
+
+def _binaries(out: Path, graphs: Mapping[str, Mapping[int, Mapping[str, str]]]) -> list[dict[str, object]]:
+    """Which graphs are in which binary: those in one share the part's weights."""
+    by_binary: dict[str, list[str]] = {}
+    for part, by_ar in graphs.items():
+        for ar, entry in by_ar.items():
+            by_binary.setdefault(entry["binary"], []).append(f"{part} for {ar}")
+    return [
+        {"binary": name, "size_bytes": (out / name).stat().st_size, "graphs": ", ".join(held)}
+        for name, held in by_binary.items()
+    ]
 
 
 def _lower_part(model: ExportedModel, part: Part, folder: Path) -> float:
