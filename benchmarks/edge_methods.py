@@ -193,7 +193,7 @@ def page(result: Result, found: Mapping[str, dict[str, Any]], asked: Sequence[As
         f"Written by `python -m benchmarks.edge_methods` (part of `make verify`): {settings['model']}, context "
         f"{CONTEXT}, graphs for {AR} tokens, on {machine['processor']}, {machine['num_cores']} cores, load "
         f"{machine['load_1m']} at its end. Ranges are from {settings['num_windows']} windows of calibration text (the "
-        f"preset `w4a16`: its own {settings['num_preset_windows']}); all is compared with the float graph, whose "
+        f"preset `w4a16`: {settings['num_preset_windows']}); all is compared with the float graph, whose "
         f"perplexity is {float(some['float_ppl']):.2f}, on {settings['num_judged']} windows of {AR} tokens of "
         "other text.",
         "Perplexities without a context before them are high; ratios are what counts. Bytes are those of "
