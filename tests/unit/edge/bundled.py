@@ -11,12 +11,13 @@ from pathlib import Path
 from unit.edge.exported import exported, optimised_toy, quantised
 from unit.edge.small_models import context
 
-from octavo_edge.artifacts import Bundle, CompiledBlob
+from octavo_edge.artifacts import Bundle, CompiledBlob, ExportedModel
 from octavo_edge.graph.manifest import SplitOptions
 from octavo_edge.recipe import Recipe
 from octavo_edge.stage import StageOutcome
 from octavo_edge.stages.compile import Compile
 from octavo_edge.stages.deploy import Deploy
+from octavo_edge.target import Target
 from octavo_edge.targets.onnxruntime import OnnxRuntimeTarget
 
 DEVICE = Path(__file__).parents[3] / "device"
@@ -44,10 +45,10 @@ def bundled(folder: Path, *, recipe: Recipe | None = None, split: SplitOptions |
     return deployed(model, folder)[0].path
 
 
-def deployed(model, folder: Path) -> tuple[Bundle, StageOutcome]:
+def deployed(model: ExportedModel, folder: Path, target: Target | None = None) -> tuple[Bundle, StageOutcome]:
     """The bundle of an exported model, and what the stage told."""
     compiling, deploying = context(folder / "compiled"), context(folder / "bundle")
-    Compile(target=OnnxRuntimeTarget()).run(model, compiling)
+    Compile(target=target or OnnxRuntimeTarget()).run(model, compiling)
     outcome = Deploy(model="toy", recipe="fast").run(CompiledBlob(path=compiling.out, digest="3" * 64), deploying)
     return Bundle(path=deploying.out, digest="4" * 64), outcome
 

@@ -116,10 +116,14 @@ def _prefix(tokenizer: Tokenizer) -> list[int]:
 def _outcome(out: Path, warnings: list[str], ctx: StageContext) -> StageOutcome:
     bundle = read_bundle(out)
     losses: dict[str, float] = {}
+    rows: list[dict[str, object]] = []
     replayed = bundle.runtime in RUNS_IN_PROCESS
     if replayed:
         for result in replay(bundle):
             ctx.step(1, 2, f"replayed {result.part}, {result.ar} tokens")
+            worst_output, worst_db = result.worst
+            counted = {"part": result.part, "new_tokens": result.ar, "outputs": len(result.outputs)}
+            rows.append({**counted, "worst": worst_output, "sqnr_db": worst_db})
             losses |= {f"{name} ({result.part}, ar{result.ar})": db for name, db in result.outputs.items()}
     worst = sorted(losses.items(), key=lambda item: item[1])
     limit = limit_db(bundle)
@@ -137,6 +141,7 @@ def _outcome(out: Path, warnings: list[str], ctx: StageContext) -> StageOutcome:
         details={
             "runtime": bundle.runtime,
             "replay": f"here, limit {limit:g} dB" if replayed else "on the device: `octavo device verify DIR`",
+            "graphs_replayed": rows,
             "files_mb": {name: num_bytes / 1e6 for name, num_bytes in bundle.files.items()},
         },
     )
