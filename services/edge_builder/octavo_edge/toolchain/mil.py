@@ -5,6 +5,7 @@ coremltools would find scales of its own; here the integers that the recipe gave
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import logging
@@ -70,6 +71,7 @@ def package(
             **target,
         )
         model.save(str(path))
+        del model, converted, program
     # What another project's debugger would read: paths of this machine among it.
     (path / "executorch_debug_handle_mapping.json").unlink(missing_ok=True)
 
@@ -93,7 +95,9 @@ def read_program(path: Path) -> Any:
         load = _module("coremltools.converters.mil.frontend.milproto.load").load
         model = ct.models.MLModel(str(path), skip_model_load=True)
         spec: Any = model.get_spec()
-        return load(spec, spec.specificationVersion, str(model.weights_dir))
+        program = load(spec, spec.specificationVersion, str(model.weights_dir))
+        del model
+        return program
 
 
 def compressed_weights(function: Any) -> list[Compressed]:
@@ -181,13 +185,19 @@ def _module(name: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the bars of coremltools, what it says of untested versions and of macOS, and torch's deprecations."""
+    """Without the bars of coremltools, what it says of untested versions and of macOS, and what others say of it.
+
+    It leaves temporary directories to be cleaned up, which is done here, so that nobody else is told of them.
+    """
     logger = logging.getLogger("coremltools")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), redirect_stderr(StringIO()):
-            warnings.simplefilter("ignore")
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            warnings.filterwarnings("ignore", r"Function _TORCH_OPS_REGISTRY", DeprecationWarning)
+            warnings.filterwarnings("ignore", r"Implicitly cleaning up <TemporaryDirectory", ResourceWarning)
             yield
+            gc.collect()
     finally:
         logger.setLevel(level)
