@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from octavo_edge.graph.runtime import OrtGraph
 from octavo_edge.graph.summary import summarise_model
 from octavo_edge.parts.vectors import read_vectors
 from octavo_edge.passes.dynamic import CannotGeneralise, for_any_length
+from octavo_edge.passes.half import to_half
 from octavo_edge.passes.lowering import weights_only
 from octavo_edge.target import Compiled, Unavailable
 from octavo_edge.targets.tensorrt_rtx import TensorRtRtxTarget
@@ -40,7 +42,21 @@ def test_one_engine_serves_all_numbers_of_new_tokens(blob):
     described = json.loads((out / "blob.json").read_text())
     assert described["compute_capability"] == 120
     assert described["graphs"]["decoder_1_of_1"] == {ar: {"file": "decoder_1_of_1.engine"} for ar in ("8", "1")}
+    assert described["activations"] == "float16" and 50 < result.metrics["same_graph_worst_sqnr_db"] < 100
+
+
+def test_float32_changes_nothing(exports, tmp_path):
+    _, result = compiled(TensorRtRtxTarget(), exports["w8"], tmp_path, precision="float32")
     assert result.metrics["same_graph_worst_sqnr_db"] > 100
+
+
+def test_only_the_inside_of_norms_stays_float32_in_a_half_graph(exports):
+    model = exports["w8"]
+    half = onnx.shape_inference.infer_shapes(to_half(lowered(model, 8), model.path), strict_mode=True)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in half.graph.value_info}
+    wide = Counter(node.op_type for node in half.graph.node if kinds.get(node.output[0]) == onnx.TensorProto.FLOAT)
+    assert wide == {"Cast": 4, "Mul": 8, "Pow": 4, "ReduceMean": 4, "Add": 4, "Sqrt": 4, "Reciprocal": 4}
+    assert {value.type.tensor_type.elem_type for value in half.graph.input} == {onnx.TensorProto.FLOAT16}
 
 
 def test_a_graph_with_open_shapes_computes_what_each_of_fixed_shapes_computes(exports):

@@ -1,7 +1,7 @@
 """TensorRT-RTX: engines for GeForce and RTX cards, built without one.
 
-Weights of 4 bits stay our integers, activations are floating point. One engine serves all numbers of new tokens by a
-range of shapes, since two engines would have the weights twice; where the graph does not allow that, each has its own.
+Weights stay our integers, activations are floating point. One engine serves all numbers of new tokens by a range of
+shapes, since two engines would have the weights twice; where the graph does not allow that, each has its own.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 
+from octavo_device.feeds import Arrays
 from octavo_edge.artifacts import ExportedModel
 from octavo_edge.graph.blob import write_blob
 from octavo_edge.graph.runtime import OrtGraph
 from octavo_edge.graph.summary import summarise
 from octavo_edge.passes.dynamic import CannotGeneralise, for_any_length
+from octavo_edge.passes.half import to_half
 from octavo_edge.recipe import QType
 from octavo_edge.target import (
     Compiled,
@@ -38,7 +42,9 @@ from octavo_edge.toolchain.tensorrt_rtx_build import BuilderFailed, Order, Shape
 _PACKAGE, _MODULE = "tensorrt_rtx_cu13", "tensorrt_rtx"
 _CAPABILITIES = ("75", "80", "86", "89", "120", "121")
 _ASYMMETRIC = frozenset({"uint4", "uint8", "uint16", "int16"})
-_LEAST_DB = 100.0
+_OPENED_DB = 100.0
+# float16 has 11 bits: a decoder keeps more than this of what float32 gives.
+_HALF_DB = 30.0
 
 
 class TensorRtRtxTarget:
@@ -68,27 +74,30 @@ class TensorRtRtxTarget:
         return against
 
     def check_options(self, options: CompileOptions) -> None:
-        """`compute_capability` of the card, 89 if it is not said. Raises InvalidArgument for all else."""
-        check_options(options, "tensorrt-rtx", {"compute_capability": _CAPABILITIES})
+        """`compute_capability` of the card (89), `precision` of activations (float16). InvalidArgument for all else."""
+        known = {"compute_capability": _CAPABILITIES, "precision": ("float16", "float32")}
+        check_options(options, "tensorrt-rtx", known)
 
     def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
         """Write an engine for each part."""
         self.check_options(options)
-        capability = options.values.get("compute_capability", "89")
+        capability = int(options.values.get("compute_capability", "89"))
+        precision = options.values.get("precision", "float16")
         with lowered_graphs(model.path, out) as graphs:
             against = [f"{low.graph.file}: {why}" for low in graphs for why in self.check(summarise(low.path))]
             if against:
                 return CompileResult(outcome=Unavailable("; ".join(against)))
-            work = _Work(model.path, out, compute_capability=int(capability))
+            work = _Work(model.path, out, compute_capability=capability, half=precision == "float16")
             try:
                 for name in dict.fromkeys(low.part.name for low in graphs):
                     work.build(name, [low for low in graphs if low.part.name == name])
+                work.check()
             except BuilderFailed as error:
                 for path in out.iterdir():
                     path.unlink()
                 return CompileResult(outcome=Unavailable(str(error)))
         size = write_blob(
-            out, runtime="tensorrt-rtx", graphs=work.files, activations="float32", compute_capability=int(capability)
+            out, runtime="tensorrt-rtx", graphs=work.files, activations=precision, compute_capability=capability
         )
         return CompileResult(
             outcome=Compiled(),
@@ -106,8 +115,8 @@ class TensorRtRtxTarget:
 class _Work:
     """One run of the target."""
 
-    def __init__(self, source: Path, out: Path, *, compute_capability: int) -> None:
-        self._source, self._out, self._capability = source, out, compute_capability
+    def __init__(self, source: Path, out: Path, *, compute_capability: int, half: bool) -> None:
+        self._source, self._out, self._capability, self._half = source, out, compute_capability, half
         self.files: dict[str, Mapping[int, Mapping[str, str]]] = {}
         self.comparison = Comparison()
         self.warnings: list[str] = []
@@ -118,12 +127,45 @@ class _Work:
         whole = self._for_any_length(name, graphs) if len(graphs) > 1 else None
         if whole is None:
             for low in graphs:
-                self._engine(low.path, f"{low.path.stem}.engine", {})
+                path = self._precise(low.path)
+                self._compare(path, [low])
+                self._engine(path, f"{low.path.stem}.engine", {})
             self.files[name] = {low.graph.ar: {"file": f"{low.path.stem}.engine"} for low in graphs}
             return
-        path, profile = whole
+        opened, profile = whole
+        path = self._precise(opened)
+        self._compare(path, graphs)
         self._engine(path, f"{name}.engine", profile)
         self.files[name] = {low.graph.ar: {"file": f"{name}.engine"} for low in graphs}
+
+    def check(self) -> None:
+        """Raises BuilderFailed if what the engines were made of computes something else than the lowered graphs."""
+        output, loss_db = self.comparison.worst(self.comparison.same_graph)
+        if loss_db < (_HALF_DB if self._half else _OPENED_DB):
+            raise BuilderFailed(f"{output} loses too much in float16 ({loss_db:.1f} dB): precision=float32")
+
+    def _precise(self, path: Path) -> Path:
+        """The graph in the precision that was asked for."""
+        if not self._half:
+            return path
+        half = path.with_name(f"{path.stem}_half.onnx")
+        onnx.save(to_half(onnx.load(str(path), load_external_data=False), path.parent), str(half))
+        return half
+
+    def _compare(self, path: Path, graphs: Sequence[LoweredGraph]) -> None:
+        """What the engine is made of, in ONNX Runtime beside the graphs that it stands for."""
+        running = OrtGraph(path)
+
+        def run(feeds: Arrays) -> Arrays:
+            given = {name: self._as_half(values) for name, values in feeds.items()} if self._half else feeds
+            return {name: values.astype(np.float32) for name, values in running.run(given).items()}
+
+        for low in graphs:
+            self.comparison.add(self._source, low.graph, run, OrtGraph(low.path).run)
+
+    @staticmethod
+    def _as_half(values: Any) -> Any:
+        return values.astype(np.float16) if values.dtype == np.float32 else values
 
     def _engine(self, path: Path, file: str, profile: Mapping[str, Shapes]) -> None:
         build_in_process(
@@ -137,7 +179,7 @@ class _Work:
         self.num_engines += 1
 
     def _for_any_length(self, name: str, graphs: Sequence[LoweredGraph]) -> tuple[Path, Mapping[str, Shapes]] | None:
-        """The graph with open shapes, checked against each of those that it stands for, and its range of shapes."""
+        """The graph with open shapes, and its range of shapes; None if there can be none."""
         models = [onnx.load(str(low.path), load_external_data=False) for low in graphs]
         columns = next((t.shape[-1] for t in graphs[0].graph.inputs if t.name == "attention_mask"), 0)
         try:
@@ -147,11 +189,6 @@ class _Work:
             return None
         path = graphs[0].path.with_name(f"{name}.onnx")
         onnx.save(whole, str(path))
-        running = OrtGraph(path)
-        for low in graphs:
-            self.comparison.add(self._source, low.graph, running.run, OrtGraph(low.path).run)
-        output, loss_db = self.comparison.worst(self.comparison.same_graph)
-        assert loss_db > _LEAST_DB, f"{output}: the graph with open shapes computes something else ({loss_db:.1f} dB)"
         return path, _profile(whole, [low.graph.ar for low in graphs], columns)
 
 
