@@ -129,6 +129,22 @@ def test_a_child_that_is_killed_is_an_error_that_names_the_signal(tmp_path):
         run_child(tmp_path, graphs=[], options={}, timeout_s=60, command=command)
 
 
+def test_a_child_ends_with_the_build_that_is_killed(tmp_path):
+    inner = "from octavo_edge.targets.qnn_htp.child import end_with_parent as e; e(); print('up', flush=True); input()"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    reading, writing = os.pipe()  # nobody writes: the child waits for ever
+    command = [sys.executable, "-c", outer]
+    with subprocess.Popen(command, env=env, stdin=reading, stdout=subprocess.PIPE, text=True) as build:
+        assert build.stdout is not None
+        assert build.stdout.readline() == "up\n"
+        build.kill()
+        # The end of the pipe: the child had it too, and is gone.
+        assert build.stdout.read() == ""
+    os.close(reading)
+    os.close(writing)
+
+
 def test_a_child_that_hangs_is_ended(tmp_path):
     command = (sys.executable, "-c", "import time; time.sleep(600)")
     with pytest.raises(ToolchainFailed, match="not done after"):

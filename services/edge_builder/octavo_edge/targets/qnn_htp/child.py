@@ -6,7 +6,9 @@ graphs, in the order in which they are done; what came of each is in RESULT.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -18,10 +20,17 @@ from octavo_edge.memory import PeakMemory
 
 _EP = "QNNExecutionProvider"
 _ERRORS_ONLY = 3
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Let Linux kill this process when the one that started it is gone, however that ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def main(job_path: str, result_path: str) -> int:
     """Do a job; the exit code is 0 if all graphs were done."""
+    end_with_parent()
     import onnxruntime as ort
     import onnxruntime_qnn as qnn
 
