@@ -6,6 +6,11 @@ from http_world import HttpWorld
 from openai import BaseModel
 from openai.pagination import AsyncCursorPage
 
+from octavo_common.ids import new_job_id, new_process_id
+from octavo_common.jobs.builds import BuildResult, BuildSpec
+from octavo_common.jobs.model import EDGE_BUILD, NewJob
+from octavo_common.store import BuildStore
+
 
 class ListedJob(BaseModel):
     id: str
@@ -66,3 +71,17 @@ async def test_a_listing_that_cannot_be_is_refused_by_name(http: HttpWorld):
     for query in ({"limit": "0"}, {"limit": "x"}, {"limit": "101"}, {"after": "x"}, {"state": "lost"}, {"page": "2"}):
         answer = await http.raw().get("/v1/jobs", params=query)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query))), query
+
+
+async def test_a_build_for_devices_is_a_job_too_without_an_answers_fields(http: HttpWorld):
+    process_id, builds = new_process_id(), BuildStore(http.world.database)
+    spec = BuildSpec(model="m", targets=("onnxruntime",))
+    columns = {"tenant": "acme", "model": "m", "model_digest": "", "prompt_ids": ()}
+    new = NewJob(id=new_job_id(), kind=EDGE_BUILD, payload=spec.to_json(), **columns)
+    await http.world.jobs.submit(new, max_queued=None)
+    assert (await builds.take(process_id, lease_s=15.0)) is not None
+    result = BuildResult(outcome="compiled+run", seconds=1.0, store="s")
+    assert await builds.end(new.id, 1, result=result)
+    told = (await http.raw().get(f"/v1/jobs/{new.id}")).json()
+    assert (told["kind"], told["state"], told["text"], told["usage"]) == ("edge_build", "succeeded", None, None)
+    assert [job["id"] for job in (await http.raw().get("/v1/jobs")).json()["data"]] == [str(new.id)]

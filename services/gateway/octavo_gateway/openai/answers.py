@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from octavo_common.jobs.model import Job
+from octavo_common.jobs.model import GENERATION, Job
 from octavo_common.jobs.spec import ChoiceResult, GenerationResult, JobFailure, UsageRecord
 from octavo_gateway.values import ModelInfo
 
@@ -63,10 +63,11 @@ def model(info: ModelInfo) -> dict[str, Any]:
 
 
 def job(row: Job) -> dict[str, Any]:
-    """A job. Its text stands there once it has succeeded, as long as its content is kept."""
+    """A job. A generation's text stands there once it has succeeded, as long as its content is kept."""
     return {
         "id": str(row.id),
         "object": "job",
+        "kind": row.kind,
         "state": row.state.value,
         "model": row.model,
         "created_at": _seconds(row.created_at),
@@ -76,7 +77,7 @@ def job(row: Job) -> dict[str, Any]:
         "num_prompt_tokens": row.num_prompt_tokens,
         # Tokens that are known to exist by now.
         "num_tokens": row.num_tokens,
-        **_outcome(row.result),
+        **_outcome(row.result if row.kind == GENERATION else None),
         "error": _failure(row.error),
         "content_kept": row.content_kept,
     }
