@@ -44,6 +44,14 @@ def test_a_platform_has_what_was_asked_for_and_every_process_carries_the_mark() 
     )  # fmt: skip
 
 
+def test_edge_builders_come_only_when_they_are_asked_for() -> None:
+    assert not [spec for spec in plan(UpOptions(), _site()) if spec.role == "edge_builder"]
+    builders = [spec for spec in plan(UpOptions(edge_builders=2), _site()) if spec.role == "edge_builder"]
+    assert [spec.name for spec in builders] == ["edge-builder-0", "edge-builder-1"]
+    assert builders[0].argv[1:] == ("-m", "octavo_edge", "serve")
+    assert (builders[0].env[MARK], builders[0].env["OCTAVO_DATA_DIR"]) == ("/data", "/data")
+
+
 def test_the_console_gets_the_gateways_but_neither_the_database_nor_another_key() -> None:
     console = plan(UpOptions(), _site(host="0.0.0.0"))[-1]
     assert console.env["OCTAVO_ADDRESS"] == "127.0.0.1:50051,127.0.0.1:50052"

@@ -31,6 +31,7 @@ def test_the_same_options_again_are_no_difference_and_neither_is_what_was_not_sa
         (UpOptions(workers=1), {"workers"}, {}, "--workers is 2, not 1"),
         (UpOptions(gateways=2), {"gateways"}, {}, "--gateways is 1, not 2"),
         (UpOptions(schedulers=2), {"schedulers"}, {}, "--schedulers is 1, not 2"),
+        (UpOptions(edge_builders=1), {"edge_builders"}, {}, "--edge-builders is 0, not 1"),
         (UpOptions(model="foo"), {"model"}, {}, "--model is m, not foo"),
         (UpOptions(console=False), {"no_console"}, {}, "it has a console, and --no-console was given"),
         (UpOptions(), set(), {"OCTAVO_HOST": "0.0.0.0"}, "OCTAVO_HOST is 127.0.0.1, not 0.0.0.0"),
