@@ -34,11 +34,15 @@ def test_the_presets_are_measured_as_such():
 
 def test_the_best_of_four_bits_is_held_against_eight():
     figures = {"w8a16.mean_kl_nats": 0.008, "w8a16.ppl_ratio": 1.0, "w8a16.size_bytes": 100.0}
-    for name, kl, size in (("w4a16-bq", 0.4, 50.0), ("w4a16-lpbq", 0.1, 60.0)):
+    for name, kl, size in (("w4a16-bq", 0.4, 50.0), ("w4a16-lpbq", 0.1, 60.0), ("w4a16", 0.2, 70.0)):
         figures |= {f"{name}.mean_kl_nats": kl, f"{name}.ppl_ratio": 1.1, f"{name}.size_bytes": size}
-    checks = {check.name: check.value for check in checks_of(figures, ["w8a16", "w4a16-bq", "w4a16-lpbq"])}
+        figures[f"{name}.seconds"] = 7.0
+    checks = {check.name: check.value for check in checks_of(figures, ["w8a16", "w4a16-bq", "w4a16-lpbq", "w4a16"])}
     assert checks["best W4A16 (w4a16-lpbq), bytes to W8A16's"] == 0.6
     assert checks["best W4A16 (w4a16-lpbq), mean KL in nats"] == 0.1
+    assert checks["quantising by w4a16, seconds"] == 7.0
+    # A run without the preset says nothing of the best.
+    assert not [check for check in checks_of(figures, ["w4a16-bq"]) if "best" in check.name]
 
 
 def test_the_first_layers_are_those_of_the_model(tmp_path):
