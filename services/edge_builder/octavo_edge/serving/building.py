@@ -7,11 +7,7 @@ stages that are kept, and without the lease nothing is written.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -26,8 +22,9 @@ from octavo_common.jobs.spec import JobFailure
 from octavo_common.jobs.transitions import DEADLINE
 from octavo_common.store import BuildStore, Listener
 from octavo_edge.events import Built, failure_event
+from octavo_edge.serving.attempt import End, Running, Stop, failure_of
 from octavo_edge.serving.library import Library
-from octavo_edge.serving.meters import Meters, Seen
+from octavo_edge.serving.meters import Meters
 from octavo_edge.serving.orders import check, command_line
 from octavo_edge.serving.process import BuildProcess
 from octavo_edge.serving.progress import BuildLog
@@ -39,44 +36,6 @@ log = structlog.get_logger(__name__)
 # Notifications are of all jobs: a busy platform shall not make an idle builder ask all the time.
 MIN_PAUSE_S = 0.2
 RETRY_S = 0.5
-
-
-class Stop(Enum):
-    """Why a build is told to stop."""
-
-    CANCELLED = "cancelled"
-    DEADLINE = "deadline"
-    # The row is another's by now.
-    LOST = "lost"
-    # This process ends.
-    DRAINING = "draining"
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """The build that this process has. State, changed by the loop, the heartbeat and the clock."""
-
-    claimed: Claimed
-    log: BuildLog
-    seen: Seen
-    stop: Stop | None = None
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def ask(self, reason: Stop) -> None:
-        """Let it stop; a lost lease counts more than all else, or else the first reason."""
-        if self.stop is None or reason is Stop.LOST:
-            self.stop = reason
-        self.stopped.set()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """How the process of a build has ended."""
-
-    code: int
-    built: Built | None
-    failure: JobFailure | None
-    words: list[str]
 
 
 class Builds:
@@ -206,7 +165,7 @@ class Builds:
             return await self._end(running, cancelled=True)
         if end.built is None and running.stop is Stop.DEADLINE:
             return await self._end(running, failure=DEADLINE, outcome=f"failed: {DEADLINE.message}")
-        failure = end.failure or _failure_of(end, running.log)
+        failure = end.failure or failure_of(end, running.log)
         outcome = f"failed: {failure.message}" if end.built is None and failure else ""
         try:
             files = await asyncio.to_thread(self._library.close, job_id)
@@ -216,7 +175,7 @@ class Builds:
             running, failure=failure, files=files, outcome=outcome or (end.built.outcome if end.built else "")
         )
 
-    async def _attend(self, running: Running, spec: BuildSpec, recipe: Path) -> _End:
+    async def _attend(self, running: Running, spec: BuildSpec, recipe: Path) -> End:
         """Run the process, listen to it, and stop it when there is a reason."""
         folders = self._library.folders(running.log.job_id, self._settings.data_dir)
         line = command_line(spec, recipe=str(recipe), folders=folders)
@@ -238,7 +197,7 @@ class Builds:
         finally:
             stopping.cancel()
             process.kill()
-        return _End(code=code, built=built, failure=failure, words=process.words)
+        return End(code=code, built=built, failure=failure, words=process.words)
 
     async def _stop_when_asked(self, process: BuildProcess, running: Running) -> None:
         in_s = running.claimed.deadline_in_s
@@ -291,33 +250,3 @@ class Builds:
             except Unavailable as error:
                 log.warning("build.not_written", what=what, error=error.message)
                 await self._clock.sleep(RETRY_S)
-
-
-def _failure_of(end: _End, build_log: BuildLog) -> JobFailure | None:
-    """Why a build has failed that has not said so itself; None if it has not failed."""
-    if end.built is not None:
-        if not end.built.failed_targets:
-            return None
-        return JobFailure(
-            code="TARGET_FAILED",
-            message=f"not built for {', '.join(end.built.failed_targets)}: {end.built.outcome}",
-            hint="what was built for the others can be downloaded",
-            status="FAILED_PRECONDITION",
-        )
-    progress = build_log.progress
-    where = f" in {progress.stage}" if progress else ""
-    said = next((line for line in reversed(end.words) if line.strip()), "")
-    if end.code < 0:
-        name = f"signal {-end.code}"
-        with suppress(ValueError):
-            name = signal.Signals(-end.code).name
-        why = "the kernel does that when memory is short" if name == "SIGKILL" else f"its last words: {said[:300]}"
-        return JobFailure(
-            code="BUILD_CRASHED", message=f"the build's process was ended by {name}{where}", hint=why, status="ABORTED"
-        )
-    return JobFailure(
-        code="BUILD_CRASHED",
-        message=f"the build's process ended with exit code {end.code}{where} and said nothing",
-        hint=f"its last words: {said[:300]}" if said else "",
-        status="ABORTED",
-    )
