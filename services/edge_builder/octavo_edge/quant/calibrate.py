@@ -25,9 +25,10 @@ from octavo_edge.quant.seqmse import Gram
 from octavo_edge.quant.topology import MOVEMENT, Topology
 from octavo_edge.recipe import Method
 
-# Other text goes beyond what calibration saw. Cutting costs far more than a step that is wider by a tenth, as long as
-# steps are small: with 8 bits they are not.
-_HEADROOM = {16: 0.1, 8: 0.02, 4: 0.0}
+# Other text goes beyond what calibration saw, and cutting costs more than steps that are a little wider. But not much
+# wider: where the residual has integers, one token 1000 times larger than others leaves those few steps. Measured with
+# real weights and 16 bits, mean KL in nats: 0.0158 with none, 0.0156 with 3 %, 0.0161 with 5 %, 0.0170 with 10 %.
+_HEADROOM = {16: 0.03, 8: 0.02, 4: 0.0}
 
 # Told after every piece: pieces done, pieces in all, the weights that were rounded for it.
 OnPiece = Callable[[int, int, Sequence[str]], None]
