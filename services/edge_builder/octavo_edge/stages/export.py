@@ -32,6 +32,7 @@ from octavo_edge.parts.layout import PartPlan, plan_parts
 from octavo_edge.parts.splitting import PartModel, Splitter
 from octavo_edge.parts.vectors import NUM_CALLS, read_vectors, vectors_file, whole_inputs, write_vectors
 from octavo_edge.quant.encodings import PerTensor, read
+from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.topology import Topology
 from octavo_edge.stage import Gate, StageContext, StageOutcome, TensorLoss
 
@@ -66,13 +67,13 @@ class Export:
 
         Raises:
             InvalidArgument: More parts than layers.
-            NotSplittable: There is no tensor that all of a layer's successors come from.
+            NotSplittable: There is no tensor that all of a layer's successors come from, or the graphs differ.
         """
         work = _Work(source=source.path, ctx=ctx, spec=read_spec(source.path))
         plans = plan_parts(self.split, work.spec.num_layers)
         try:
             manifest = work.write(plans)
-        except CannotSplit as error:
+        except (CannotSplit, CannotQuantise) as error:
             raise NotSplittable(str(error)) from error
         tokens = probe_tokens(
             TokenizerBundle.from_directory(source.path), work.spec.context_length, vocab_size=work.spec.vocab_size
