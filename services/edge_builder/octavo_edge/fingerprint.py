@@ -17,6 +17,8 @@ from octavo_edge.artifacts import file_digest, joined_digest
 
 # Tokenizers decide what calibration sees, the device's feeding what graphs are given.
 _FOLDERS = tuple(Path(str(module.__file__)).parent for module in (octavo_edge, text, octavo_device))
+# Takes builds from the job table, and decides nothing of what they give.
+_SERVING = "serving"
 # Tool-chains of targets tell their version themselves.
 _LIBRARIES = (
     "gguf",
@@ -38,7 +40,9 @@ def builder_fingerprint(folders: Sequence[Path] = _FOLDERS) -> str:
     parts: list[str] = []
     for folder in folders:
         for file in sorted(folder.rglob("*.py")):
-            parts.append(f"{file.relative_to(folder).as_posix()}\0{file_digest(file)}")
+            name = file.relative_to(folder)
+            if name.parts[0] != _SERVING:
+                parts.append(f"{name.as_posix()}\0{file_digest(file)}")
     return joined_digest(*parts, *(f"{name}\0{_version(name)}" for name in _LIBRARIES))
 
 

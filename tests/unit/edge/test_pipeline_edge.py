@@ -60,6 +60,8 @@ def test_a_builder_is_another_one_as_soon_as_its_code_is(tmp_path):
     code.write_text("SCALE = 1\n")
     before = builder_fingerprint([tmp_path])
     (tmp_path / "code.pyc").write_bytes(b"what the interpreter keeps")
+    (tmp_path / "serving").mkdir()
+    (tmp_path / "serving" / "loop.py").write_text("LEASE_S = 1\n")
     assert builder_fingerprint([tmp_path]) == before
     code.write_text("SCALE = 2\n")
     changed = builder_fingerprint([tmp_path])
