@@ -25,12 +25,13 @@ from benchmarks.aimet.checks import FIRST, TOY, WHOLE, checks, page
 from benchmarks.aimet.environment import FOLDER, TORCH, VERSION, interpreter
 from benchmarks.aimet.kept import keep, kept
 from benchmarks.aimet.material import Size, first_layers, material, random_model
-from benchmarks.aimet.ours import DEFAULTS, methods
+from benchmarks.aimet.ours import DEFAULTS, in_first_layers, methods
 from benchmarks.aimet.parts import SCHEMAS, Aimet, Bench, Extra, Findings, Row, told
 from benchmarks.result import Result, report
 from benchmarks.serving import demo_model
 
 PARTS = ("toy", "first", "whole", "defaults")
+TOY_SIZE = Size(context_length=128, ar=32, num_calibration=8, num_judging=8)
 NUM_CANDIDATES, NUM_SEARCH_BATCHES, NUM_ROUNDS, NUM_LAYERS = 20, 4, 2, 4
 
 
@@ -46,8 +47,7 @@ class Run:
 
     def toy(self) -> None:
         """Random weights, both schemas."""
-        size = Size(context_length=128, ar=32, num_calibration=8, num_judging=8)
-        bench = self._bench(TOY, random_model(FOLDER / "toy-model"), "toy", size)
+        bench = self._bench(TOY, random_model(FOLDER / "toy-model"), "toy", TOY_SIZE)
         for name, method in self._methods.items():
             self._add(f"{TOY}, {name}", lambda method=method: bench.compare(method, SCHEMAS))
 
@@ -68,6 +68,8 @@ class Run:
         bench = self._whole()
         for name in ("W8A16", "LPBQ", "W4A16"):
             self._add(f"{WHOLE}, {name}", lambda name=name: bench.compare(self._methods[name], SCHEMAS[1:]))
+        method = in_first_layers(self._methods["SeqMSE"], NUM_LAYERS)
+        self._add(f"{WHOLE}, {method.name}", lambda: bench.compare(method, SCHEMAS[1:]))
 
     def defaults(self) -> None:
         """Our presets on all layers."""
@@ -123,7 +125,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--graph", type=Path, help="float graphs of MODEL that a build's stage optimise has made")
     parser.add_argument("--calibration", type=int, default=12, help="windows of 128 tokens, half of them with a past")
-    parser.add_argument("--judging", type=int, default=12, help="windows of 128 tokens of other text")
+    parser.add_argument("--judging", type=int, default=40, help="windows of 128 tokens of other text")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path, help="for the tables; default: docs/aimet.md, none with --cut")
     args = parser.parse_args()
@@ -131,10 +133,11 @@ def main() -> int:
     if unknown := set(wanted) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     settings: dict[str, object] = {
-        "calibration windows": args.calibration,
-        "judging windows": args.judging,
-        "SeqMSE candidates": NUM_CANDIDATES,
-        "SeqMSE windows": NUM_SEARCH_BATCHES,
+        "windows of text to calibrate with": args.calibration,
+        "other ones to judge by (real weights)": args.judging,
+        "of each with random weights": TOY_SIZE.num_calibration,
+        "candidates of SeqMSE": NUM_CANDIDATES,
+        "windows for it": NUM_SEARCH_BATCHES,
     }
     target = args.page or (None if args.cut else FOLDER.parent.parent / "docs" / "aimet.md")
 

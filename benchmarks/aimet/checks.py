@@ -32,9 +32,10 @@ def checks(found: Findings) -> Iterable[Check]:
                 value=row.ours.mean_kl_nats / row.aimet.mean_kl_nats,
                 at_most=KL_RATIO,
             )
-            yield Check(
-                name=f"{where}: perplexity, ours to AIMET's", value=row.ours.ppl / row.aimet.ppl, at_most=PPL_RATIO
-            )
+            # What four layers predict is next to random, so the perplexity of them alone says nothing of quantisation.
+            if row.graph != FIRST:
+                ppl_ratio = row.ours.ppl / row.aimet.ppl
+                yield Check(name=f"{where}: perplexity, ours to AIMET's", value=ppl_ratio, at_most=PPL_RATIO)
         yield from _readings(row, where)
     if found.ours_search_s:
         yield Check(name="SeqMSE's seconds, ours to AIMET's", value=_time_ratio(found), at_most=TIME_RATIO)
@@ -60,11 +61,11 @@ def page(found: Findings, settings: Mapping[str, object], promised: Sequence[Che
     """docs/aimet.md."""
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
     held = sum(check.holds for check in promised)
-    told = ", ".join(f"{name} {value}" for name, value in settings.items())
+    told = ", ".join(f"{value} {name}" for name, value in settings.items())
     lines = [
         _HEAD,
-        f"Written by `make aimet-parity` on {datetime.now(UTC):%Y-%m-%d}: {versions}; {told}. ",
-        f"{held} of {len(promised)} promises hold.",
+        f"Written by `make aimet-parity` on {datetime.now(UTC):%Y-%m-%d}: {versions}.",
+        f"{told[0].upper()}{told[1:]}. {held} of {len(promised)} promises hold.",
         _SAME,
         *(_row(row) for row in found.rows),
     ]
@@ -87,7 +88,9 @@ _SAME = f"""
 Activations of 16 bits as AIMET's configuration `{CONFIG}` has them, the residual sums and the table too; the inside of
 RMSNorm in floating point; MinMax ranges; weights symmetric, a scale for each channel (LPBQ: blocks of 64); at 4 bits
 the LM head has 8. KL in nats against the float graph. Ours may be at most {KL_RATIO} times AIMET's KL and {PPL_RATIO}
-times its perplexity; on random weights at most {-TOY_DB} dB below it.
+times its perplexity; on random weights at most {-TOY_DB} dB below it. The first 4 layers by themselves, with the head
+behind them, have no perplexity to speak of: there KL alone counts, and SeqMSE is also done in the first 4 of all
+layers, where the other weights have 8 bits.
 
 | graph | method | KL: ours | AIMET | ratio | perplexity: ours | AIMET | ratio | dB: ours | AIMET | holds |
 |---|---|---|---|---|---|---|---|---|---|---|"""
@@ -122,8 +125,8 @@ def _search(found: Findings) -> str:
     return f"""
 ## Seconds of SeqMSE
 
-On {FIRST}, with the same candidates and windows, in turns: ours {ours} s, all ranges included; AIMET's
-{theirs} s for the search alone. Ratio {ratio:.3f}; promised is at most 1/3: {holds}.
+Of processor time, on {FIRST}, with the same candidates and windows, in turns: ours {ours} s with writing the graph,
+AIMET's search {theirs} s. Ratio {ratio:.3f}; promised is at most 1/3: {holds}.
 Both have one thread for matrix products. Other things ran meanwhile, so only the ratio says something."""
 
 

@@ -36,23 +36,19 @@ def quantise(
     graph: str,
     calibration: Sequence[str],
     out: str,
-    weight_bits: int,
-    head: str,
-    floats: Sequence[str],
-    block_size: int,
     num_candidates: int,
     num_search_batches: int,
-    config: str,
+    **simulator: Any,
 ) -> Mapping[str, Any]:
     """AIMET's recipe: SeqMSE if there are candidates, MinMax ranges; writes its encodings and its QDQ graph."""
     model = onnx.load(graph)
-    sim = _simulator(model, weight_bits, head, floats, block_size, config)
+    sim = _simulator(model, **simulator)
     # Read beforehand, so that the seconds are AIMET's own.
     search = list(_Batches(model, calibration[:num_search_batches])) if num_candidates else []
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     if num_candidates:
-        apply_seq_mse(sim, search, num_candidates=num_candidates, nodes_to_exclude=[_reader(model, head)])
-    search_s = time.perf_counter() - started
+        apply_seq_mse(sim, search, num_candidates=num_candidates, nodes_to_exclude=_readers(model, simulator["wide"]))
+    search_s, search_cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     del search
     started = time.perf_counter()
     sim.compute_encodings(_Batches(model, calibration))
@@ -61,7 +57,7 @@ def quantise(
     folder.mkdir(parents=True, exist_ok=True)
     _save(sim.to_onnx_qdq(prequantize_constants=True), folder / "qdq.onnx")
     enabled = sorted(name for name, q in sim.qc_quantize_op_dict.items() if q.enabled)
-    return {"search_s": search_s, "calibrate_s": calibrate_s, "quantisers": enabled}
+    return {"search_s": search_s, "search_cpu_s": search_cpu_s, "calibrate_s": calibrate_s, "quantisers": enabled}
 
 
 def convert(graph: str, encodings: str, out: str) -> Mapping[str, Any]:
@@ -70,26 +66,17 @@ def convert(graph: str, encodings: str, out: str) -> Mapping[str, Any]:
     return _save(converted, Path(out) / "qdq.onnx")
 
 
-def load(
-    graph: str,
-    encodings: str,
-    out: str,
-    weight_bits: int,
-    head: str,
-    floats: Sequence[str],
-    block_size: int,
-    config: str,
-) -> Mapping[str, Any]:
+def load(graph: str, encodings: str, out: str, **simulator: Any) -> Mapping[str, Any]:
     """An encodings file into a simulator of AIMET's, and that to a QDQ graph."""
-    model = onnx.load(graph)
-    sim = _simulator(model, weight_bits, head, floats, block_size, config)
+    sim = _simulator(onnx.load(graph), **simulator)
     mismatches = load_encodings_to_sim(sim, encodings, strict=False)
     return {**_save(sim.to_onnx_qdq(prequantize_constants=True), Path(out) / "qdq.onnx"), "changed": len(mismatches)}
 
 
 def _simulator(
-    model: onnx.ModelProto, weight_bits: int, head: str, floats: Sequence[str], block_size: int, config: str
+    model: onnx.ModelProto, weight_bits: int, wide: Sequence[str], floats: Sequence[str], block_size: int, config: str
 ) -> QuantizationSimModel:
+    """``wide`` are weights of 8 bits for each channel whatever the others have, ``floats`` tensors that stay float."""
     sim = QuantizationSimModel(
         model,
         param_type=_WEIGHTS[weight_bits],
@@ -105,19 +92,20 @@ def _simulator(
             bitwidth=4,
             decompressed_bw=8,
             block_size=block_size,
-            nodes_to_exclude=[_reader(model, head)],
+            nodes_to_exclude=_readers(model, wide),
         )
-    sim.qc_quantize_op_dict[head].set_bitwidth(8)
+    for name in wide:
+        sim.qc_quantize_op_dict[name].set_bitwidth(8)
     for name in floats:
         if name in sim.qc_quantize_op_dict:
             sim.qc_quantize_op_dict[name].enabled = False
     return sim
 
 
-def _reader(model: onnx.ModelProto, constant: str) -> str:
-    """The name of the node that reads a constant (in a simulator: its quantised form)."""
-    names = (constant, f"{constant}_qdq")
-    return next(node.name for node in model.graph.node if any(name in names for name in node.input))
+def _readers(model: onnx.ModelProto, constants: Sequence[str]) -> list[str]:
+    """The names of the nodes that read constants (in a simulator: their quantised form)."""
+    names = {*constants, *(f"{name}_qdq" for name in constants)}
+    return [node.name for node in model.graph.node if names.intersection(node.input)]
 
 
 class _Batches:

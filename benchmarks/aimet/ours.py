@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from octavo_edge.graph.metrics import mean_kl, perplexity, sqnr_db, top1_agreeme
 from octavo_edge.graph.weights import WeightsWriter
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.encodings import Encodings, write_v1, write_v2
+from octavo_edge.quant.grid import INT8
 from octavo_edge.quant.placement import WeightKind, place
+from octavo_edge.quant.plan import WeightPlan
 from octavo_edge.quant.planning import plan_of
 from octavo_edge.quant.qdq import write_qdq
 from octavo_edge.quant.topology import Topology, corresponding_names
@@ -37,6 +40,7 @@ class Method:
     block_size: int = 0  # LPBQ's
     num_candidates: int = 0  # SeqMSE's
     num_search_batches: int = 0
+    num_layers: int | None = None  # that have so few bits; the weights of the others have 8
 
 
 def methods(*, num_candidates: int, num_search_batches: int) -> dict[str, Method]:
@@ -60,8 +64,27 @@ def methods(*, num_candidates: int, num_search_batches: int) -> dict[str, Method
     return {method.name: method for method in found}
 
 
+def in_first_layers(method: Method, num_layers: int) -> Method:
+    """The method in a model's first layers alone."""
+    return replace(method, name=f"{method.name} in the first {num_layers}", num_layers=num_layers)
+
+
 # What a user gets without a recipe of one's own.
 DEFAULTS = {"W8A16": PRESETS["w8a16"], "W4A16": PRESETS["w4a16"]}
+
+
+def search_alone(recipe: Recipe) -> Recipe:
+    """The recipe for the layers' weights and nothing else, which is what AIMET's search does."""
+    float32 = QType.FLOAT32
+    precision = replace(
+        recipe.precision,
+        activations=float32,
+        residual=float32,
+        kv_cache=float32,
+        embedding=float32,
+        lm_head=WeightPrecision(qtype=float32),
+    )
+    return replace(recipe, precision=precision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +92,41 @@ class Facts:
     """What AIMET has to be told of a graph."""
 
     head: str  # the LM head's weight
+    blocks: tuple[str, ...]  # the weights of the layers
     floats: tuple[str, ...]  # tensors that both leave in floating point
+
+    def wide(self, method: Method) -> list[str]:
+        """Weights of 8 bits: the head, and those of layers that the method leaves out."""
+        return [self.head, *_left_out(self.blocks, method.num_layers)]
 
 
 def facts(source: Material) -> Facts:
-    """The head, and the tensors inside of RMSNorm."""
+    """The weights, and the tensors inside of RMSNorm."""
     placement = place(Topology(source.graph))
     (head,) = (weight.name for weight in placement.weights if weight.kind is WeightKind.HEAD)
-    return Facts(head=head, floats=tuple(sorted(placement.floats)))
+    blocks = tuple(weight.name for weight in placement.weights if weight.kind is WeightKind.BLOCK)
+    return Facts(head=head, blocks=blocks, floats=tuple(sorted(placement.floats)))
 
 
-def quantise(source: Material, recipe: Recipe, out: Path, *, num_batches: int | None = None) -> float:
+def _left_out(blocks: Sequence[str], num_layers: int | None) -> list[str]:
+    """Weights of the layers from ``num_layers`` on; their names begin with ``layers.N.``."""
+    return [] if num_layers is None else [name for name in blocks if int(name.split(".")[1]) >= num_layers]
+
+
+def quantise(
+    source: Material, recipe: Recipe, out: Path, *, num_batches: int | None = None, num_layers: int | None = None
+) -> float:
     """Quantised graph and encodings of both schemas into ``out``; seconds of rounding and calibration.
 
-    ``num_batches`` takes no more of the calibration batches.
+    ``num_batches`` takes no more of the calibration batches; weights of layers from ``num_layers`` on have 8 bits.
     """
     graph, plan = Topology(source.graph), plan_of(recipe)
     batches = source.calibration[: len(source.calibration) if num_batches is None else num_batches]
     started = time.perf_counter()
     placement = place(graph, float_residual=plan.activations.float_residual)
+    blocks = [weight.name for weight in placement.weights if weight.kind is WeightKind.BLOCK]
+    eight_bits = WeightPlan(grid=INT8)
+    plan = replace(plan, exceptions={name: eight_bits for name in _left_out(blocks, num_layers)})
     quantised = quantise_graph(graph, placement, plan, batches, lambda *_: None)
     seconds = time.perf_counter() - started
     out.mkdir(parents=True)
