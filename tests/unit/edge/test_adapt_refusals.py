@@ -131,6 +131,14 @@ def test_a_model_without_a_tokenizer_is_refused(source, tmp_path):
         adapt(source, tmp_path / "adapted")
 
 
+@pytest.mark.parametrize("entry", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_a_size_that_the_configuration_does_not_say_is_not_made_up(source, tmp_path, entry):
+    """transformers would take that of the family's usual model: tens of gigabytes, before anything fails."""
+    edit_config(source.path, **{entry: None})
+    with pytest.raises(CorruptCheckpoint, match=rf"config\.json does not say {entry}"):
+        adapt(source, tmp_path / "adapted")
+
+
 def test_a_tokenizer_of_another_model_is_refused(source, tmp_path):
     file = source.path / "tokenizer.json"
     value = json.loads(file.read_text())

@@ -28,6 +28,8 @@ __all__ = ["CorruptCheckpoint", "LoadedSource", "check_source", "gguf_tokenizer"
 
 # What damaged or truncated files make transformers, safetensors and gguf raise.
 _DAMAGE = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError, struct.error, SafetensorError)
+# What transformers would fill in with the sizes of the family's usual model, however large that is.
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 # Old checkpoints carry what follows from the configuration.
 _DERIVED = ".rotary_emb.inv_freq"
 
@@ -56,6 +58,8 @@ def check_source(path: Path) -> int:
     if path.is_dir():
         config = _read_config(path / "config.json")
         check_supported(config, where=path.name)
+        if absent := [name for name in _SIZES if not isinstance(config.get(name), int)]:
+            raise CorruptCheckpoint(f"{path.name}: config.json does not say {', '.join(absent)}")
         # Where a file says nothing the family's own limit is asked for when the model is loaded.
         limit = config.get("max_position_embeddings")
     else:
