@@ -97,7 +97,7 @@ class Load:
                 for i, outcome in enumerate(self.outcomes)
             ]
             if fault is not None:
-                await self._until_part(at_part)
+                await self._until_part(at_part, tasks)
                 await fault()
             await asyncio.gather(*tasks)
         finally:
@@ -105,12 +105,13 @@ class Load:
                 await client.close()
         return self.outcomes
 
-    async def _until_part(self, part: float) -> None:
+    async def _until_part(self, part: float, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Some requests may end before: what runs on a worker that was just restarted comes later than the rest."""
         total = sum(o.ask.parameters["max_tokens"] for o in self.outcomes if o.ask.streams)
         while sum(o.arrivals[-1][1] for o in self.outcomes if o.arrivals) < part * total:
             errors = [o.error for o in self.outcomes if o.error]
             assert not errors, errors
+            assert not all(task.done() for task in tasks), "all have ended, with too few tokens"
             await asyncio.sleep(0.01)
 
     async def _one(self, client: octavo.AsyncClient, outcome: Outcome) -> None:
