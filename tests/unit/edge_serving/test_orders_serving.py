@@ -64,6 +64,8 @@ def test_an_option_that_the_builder_learns_can_be_asked_of_the_service_and_none_
         ({"recipe_texts": {"../up.txt": "x"}}, "recipe_texts", "../up.txt"),
         ({"recipe_texts": {"/abs.txt": "x"}}, "recipe_texts", "/abs.txt"),
         ({"recipe_texts": {"recipe.yaml": "x"}}, "recipe_texts", "recipe.yaml"),
+        ({"recipe_texts": {"./recipe.yaml": "x"}}, "recipe_texts", "./recipe.yaml"),
+        ({"recipe_texts": {"recipe.yaml/x": "x"}}, "recipe_texts", "recipe.yaml/x"),
         ({"options": {"colour": "red"}}, "options", "there is no option 'colour'"),
         ({"options": {"out": "/etc"}}, "options", "there is no option 'out'"),
         ({"options": {"attention": "all"}}, "options", "--attention"),

@@ -92,7 +92,9 @@ def _check_recipe(spec: BuildSpec) -> None:
                 )
     for name in spec.recipe_texts:
         path = Path(name)
-        if path.is_absolute() or ".." in path.parts or not path.name or name == RECIPE_FILE or "\0" in name:
+        # By what the path comes to: "./recipe.yaml" would take the place of the recipe that was checked.
+        taken = path.parts[:1] == (RECIPE_FILE,)
+        if path.is_absolute() or ".." in path.parts or not path.name or taken or "\0" in name:
             raise InvalidArgument(
                 f"{name!r} is no name of a text", hint="a relative path without ..", param="recipe_texts"
             )
