@@ -18,7 +18,10 @@ __all__ = ["LiveCache"]
 
 
 class LiveCache:
-    """The past of a sequence: columns [0, num_tokens) are filled."""
+    """The past of a sequence: columns [0, min(num_tokens, capacity)) are filled.
+
+    Tokens beyond the capacity count and are not kept: nothing can be fed behind them.
+    """
 
     def __init__(self, spec: GraphSpec) -> None:
         self._spec, self._ar = spec, spec.ars[-1]
@@ -31,7 +34,7 @@ class LiveCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens that it can hold."""
+        """Tokens that it can hold: the past of the smallest graph."""
         return self._spec.past_length(self._ar)
 
     def past(self, ar: int, layers: Sequence[int]) -> Arrays:
@@ -45,15 +48,17 @@ class LiveCache:
         return result
 
     def append(self, outputs: Mapping[str, NDArray[Any]], num_new: int) -> None:
-        """Keep the first ``num_new`` of the tokens that graphs were run on, as far as there is room."""
+        """Count the first ``num_new`` of the tokens that graphs were run on; keep them as far as there is room."""
         start = self.num_tokens
+        assert start <= self.capacity, "nothing can be fed behind a token that was not kept"
         stop = min(start + num_new, self.capacity)
         for layer in range(self._spec.num_layers):
             key, value = outputs[f"key_{layer}"], outputs[f"value_{layer}"]
             self._arrays[f"past_key_{layer}"][..., start:stop] = key[..., : stop - start]
             self._arrays[f"past_value_{layer}"][:, :, start:stop] = value[:, :, : stop - start]
-        self.num_tokens = stop
+        self.num_tokens = start + num_new
 
     def cut(self, num_tokens: int) -> None:
-        """Forget all but the first tokens: what is behind them is masked, and written over later."""
+        """Forget all but the first tokens, no more than it holds: the rest is masked, and written over later."""
+        assert num_tokens <= self.capacity
         self.num_tokens = min(self.num_tokens, num_tokens)

@@ -30,8 +30,8 @@ class Generation:
         if len(prompt) > model.spec.context_length:
             told = f"the prompt has {len(prompt)} tokens, and the context {model.spec.context_length}"
             raise ContextFull(told, hint="shorten it, or begin anew")
-        # At least the last token is fed: its logits are wanted.
-        shared = min(_common(self._fed, prompt), model.cache.num_tokens, max(0, len(prompt) - 1))
+        # At least the last token is fed: its logits are wanted. What the cache did not keep is fed again.
+        shared = min(_common(self._fed, prompt), model.cache.capacity, max(0, len(prompt) - 1))
         model.cache.cut(shared)
         del self._fed[shared:]
         logits = self._feed(prompt[shared:])
@@ -48,7 +48,17 @@ class Generation:
             if len(self._fed) >= model.spec.context_length:
                 self.finish_reason = "context"
                 return
-            logits = self._feed([token])
+            logits = self._feed([*self._take_back(), token])
+
+    def _take_back(self) -> list[int]:
+        """What must be fed again for one more token: all that the cache did not keep, if it is for larger steps."""
+        cache = self._model.cache
+        if self._model.num_free > 0:
+            return []
+        tokens = self._fed[cache.capacity :]
+        cache.cut(cache.capacity)
+        del self._fed[cache.capacity :]
+        return tokens
 
     def _feed(self, tokens: Sequence[int]):  # noqa: ANN202 - an array
         logits = self._model.feed(tokens)

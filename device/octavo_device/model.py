@@ -42,6 +42,9 @@ class DeviceModel:
         while True:
             ar = self._choose(len(tokens) - done)
             piece = tokens[done : done + ar]
+            if done + len(piece) < len(tokens):
+                # What goes on needs a past that was kept whole; without a graph for one token that ends early.
+                piece = piece[: self.cache.capacity - self.cache.num_tokens]
             done += len(piece)
             logits = self._call(ar, piece, wants_logits=done == len(tokens))
             if logits is not None:
@@ -49,8 +52,12 @@ class DeviceModel:
 
     @property
     def num_free(self) -> int:
-        """Tokens that may still be fed."""
-        return self.spec.context_length - self.cache.num_tokens
+        """Tokens that may still be fed in one go.
+
+        None behind more tokens than the cache keeps: the smallest graph, for more than one token, has no room there.
+        """
+        num_past = self.cache.num_tokens
+        return self.spec.context_length - num_past if num_past <= self.cache.capacity else 0
 
     def run_part(self, part: BundlePart, ar: int, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
         """One part on inputs by name; the embedding of a host is a part as others."""
@@ -123,5 +130,9 @@ class DeviceModel:
             raise DoesNotFit(f"token {bad[0]} is none of the model's {self.spec.vocab_size}")
 
     def _full(self, num_more: int = 1) -> ContextFull:
-        told = f"{self.cache.num_tokens} tokens and {num_more} more do not fit a context of {self.spec.context_length}"
+        num_past, smallest = self.cache.num_tokens, self.spec.ars[-1]
+        told = f"{num_past} tokens and {num_more} more do not fit a context of {self.spec.context_length}"
+        if num_past + num_more <= self.spec.context_length:
+            told = f"the graph for {smallest} tokens takes a past of {self.cache.capacity}, and there are {num_past}"
+            return ContextFull(told, hint="begin anew, or build with 1 among --ar too")
         return ContextFull(told, hint="begin anew, or build with a larger --context-length")

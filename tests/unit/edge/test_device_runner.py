@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,11 +52,11 @@ def copy(usual, tmp_path):
     return shutil.copytree(usual, tmp_path / "copy")
 
 
-def greedy(folder, prompt, num_tokens):
+def greedy(folder, prompt, num_tokens, ars=(1,)):
     """By whole graphs with everything fed anew for each token: no cache, no parts, no chunks of the runner's."""
     model, tokens = OrtModel(folder, num_threads=1), list(prompt)
     for _ in range(num_tokens):
-        tokens.append(int(np.argmax(Decoding(model.spec, model).logits(tokens, ars=[1])[-1])))
+        tokens.append(int(np.argmax(Decoding(model.spec, model).logits(tokens, ars=list(ars))[-1])))
     return tokens[len(prompt) :]
 
 
@@ -111,6 +112,31 @@ def test_the_context_is_used_to_its_last_token(usual):
         list(generation.answer([10] * (CONTEXT + 1), Sampling()))
     with pytest.raises(DoesNotFit, match="none of the model's"):
         list(generation.answer([VOCAB], Sampling()))
+
+
+def test_without_a_graph_for_one_token_the_answers_are_the_same(tmp_path):
+    # The cache keeps CONTEXT - 8 tokens then. Beyond them what was not kept must not be taken for what was.
+    model = DeviceModel(replace(read_bundle(bundled(tmp_path, ars=(8,))), eos_token_ids=()))
+    whole, rng = tmp_path / "quantised" / "out", np.random.default_rng(1)
+    for length in (5, CONTEXT - 8, CONTEXT - 3):
+        prompt = rng.integers(2, VOCAB, length).tolist()
+        generation = Generation(model)
+        found = list(generation.answer(prompt, Sampling()))
+        assert (len(found), generation.finish_reason) == (CONTEXT - length + 1, "context")
+        assert found[:-1] == greedy(whole, prompt, CONTEXT - length, ars=(8,))
+        # The same beginning, and another end: what is shared is more than what was kept.
+        again = [*prompt, *found][: CONTEXT - 2]
+        assert list(generation.answer(again, Sampling(), 1)) == greedy(whole, again, 1, ars=(8,))
+    # A chunk that ends behind what can be kept leaves none for the tokens after it.
+    model.cache.cut(0)
+    tokens = rng.integers(2, VOCAB, CONTEXT - 2).tolist()
+    model.feed(tokens[:12])
+    logits = model.feed(tokens[12:])
+    model.cache.cut(0)
+    np.testing.assert_allclose(logits, model.feed(tokens), rtol=1e-4, atol=1e-4)
+    assert model.num_free == 0
+    with pytest.raises(ContextFull, match="the graph for 8 tokens takes a past of 16, and there are 22"):
+        model.feed([10])
 
 
 def test_sampling_draws_what_it_may():
