@@ -195,5 +195,5 @@ async def test_a_full_disk_fails_the_build_by_its_name_and_leaves_nothing_under_
     assert build.job.failure is not None
     assert build.job.failure.code == "NO_SPACE"
     assert str(small) in build.job.failure.message
-    assert not list((small / "edge" / "builds").glob("*/files"))
+    assert not list((small / "edge" / "builds").glob("*/*/files"))
     assert not list((small / "edge" / "objects").iterdir())

@@ -93,6 +93,12 @@ class Loop:
             while self.builds.running is None or self.builds.running.log.progress is None:
                 await asyncio.sleep(0.02)
 
+    async def left(self) -> None:
+        """Until the loop is done with its build."""
+        async with asyncio.timeout(30):
+            while self.builds.running is not None:
+                await asyncio.sleep(0.02)
+
     def children_are_gone(self) -> bool:
         return not any(psutil.pid_exists(process.pid) for process in self.processes)
 
@@ -113,7 +119,11 @@ async def making(pg_dsn: str, tmp_path: Path) -> AsyncIterator[Making]:
         tracer.add_span_processor(SimpleSpanProcessor(spans))
         meter = MeterProvider([metrics])
         configured = EdgeSettings(
-            data_dir=tmp_path, database_url=pg_dsn, internal_token=SecretStr("t"), lease_s=1.0, poll_s=0.1, **settings
+            data_dir=tmp_path,
+            database_url=pg_dsn,
+            internal_token=SecretStr("t"),
+            poll_s=0.1,
+            **{"lease_s": 1.0, **settings},
         )
         library = Library(tmp_path / "edge")
         loop: Loop
@@ -175,7 +185,7 @@ async def test_a_build_that_delivers_succeeds_in_the_trace_of_its_request(making
         assert [file.name for file in result.files] == ["report.json"]
         assert loop.library.files(job.id) == list(result.files)
         # Its temporary folder is gone.
-        assert not (loop.library.folders(job.id, Path()).out.parent / "work").exists()
+        assert not (loop.library.folders(job.id, 1, Path()).out.parent / "work").exists()
     (span,) = loop.spans.get_finished_spans()
     assert f"{span.context.trace_id:032x}" == TRACE.split("-")[1]
     assert span.attributes["octavo.build.outcome"] == "succeeded"
@@ -230,6 +240,7 @@ async def test_a_build_that_will_not_stop_is_killed_with_all_that_it_has_begun(m
         assert loop.children_are_gone()
         psutil.wait_procs(begun, timeout=5)
         assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in begun)
+        await loop.left()
         assert loop.library.jobs() == []
 
 
@@ -253,12 +264,30 @@ async def test_a_build_that_another_has_taken_is_killed_and_nothing_is_written(m
                 text("update jobs set fence = fence + 2, worker_id = :other where id = :id"),
                 {"other": other, "id": job.id},
             )
-        async with asyncio.timeout(30):
-            while loop.builds.running is not None:
-                await asyncio.sleep(0.02)
+        # The other one's work, in the directory that both use.
+        theirs = loop.library.open(job.id, 3, BuildSpec(model="m", targets=("t",), recipe="", recipe_yaml="theirs"))
+        await loop.left()
         assert loop.children_are_gone()
         row = await loop.jobs.get(job.id, tenant=None)
         assert (row.state, row.worker_id, row.fence, row.result) == (JobState.RUNNING, other, 3, None)
+        assert theirs.read_text() == "theirs"
+        assert not loop.library.folders(job.id, 1, Path()).out.parent.exists()
+
+
+async def test_a_build_that_fails_after_its_lease_was_lost_leaves_the_work_of_the_next(making: Making) -> None:
+    # Nobody tells it of the loss: the table is asked only when its process has ended.
+    async with making(WORKS + "time.sleep(1); sys.exit(3)", lease_s=60.0) as loop:
+        job = await loop.submit()
+        await loop.at_work()
+        async with loop.database.begin() as connection:
+            await connection.execute(
+                text("update jobs set fence = fence + 2, worker_id = :other where id = :id"),
+                {"other": ids.new_process_id(), "id": job.id},
+            )
+        theirs = loop.library.open(job.id, 3, BuildSpec(model="m", targets=("t",), recipe="", recipe_yaml="theirs"))
+        await loop.left()
+        assert (await loop.jobs.get(job.id, tenant=None)).state is JobState.RUNNING
+        assert theirs.read_text() == "theirs"
 
 
 async def test_what_is_given_back_waits_again_without_a_loss(making: Making) -> None:

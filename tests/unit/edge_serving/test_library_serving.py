@@ -31,7 +31,7 @@ def library(tmp_path: Path) -> Library:
 
 
 def built(library: Library, name: str = "files") -> Path:
-    out = library.folders(JOB, Path("/data")).out.with_name(name)
+    out = library.folders(JOB, 1, Path("/data")).out.with_name(name)
     (out / "blob").mkdir(parents=True)
     (out / "blob" / "a.onnx").write_bytes(os.urandom(CHUNK_BYTES * 2 + 5))
     (out / "empty.txt").write_bytes(b"")
@@ -39,16 +39,16 @@ def built(library: Library, name: str = "files") -> Path:
 
 
 def test_a_build_is_listed_with_its_digests_and_read_piece_by_piece_from_any_place(library: Library) -> None:
-    assert library.open(JOB, SPEC).read_text() == "name: x"
-    assert (library.open(JOB, SPEC).parent / "sub" / "a.txt").read_text() == "text"
+    assert library.open(JOB, 1, SPEC).read_text() == "name: x"
+    assert (library.open(JOB, 1, SPEC).parent / "sub" / "a.txt").read_text() == "text"
     out = built(library)
-    files = library.close(JOB)
+    files = library.close(JOB, 1)
     data = (out / "blob" / "a.onnx").read_bytes()
     assert files == (
         BuildFile(name="blob/a.onnx", size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()),
         BuildFile(name="empty.txt", size_bytes=0, sha256=hashlib.sha256(b"").hexdigest()),
     )
-    again = Library(library.folders(JOB, Path("/data")).store)
+    again = Library(library.folders(JOB, 1, Path("/data")).store)
     assert (again.id, again.jobs(), tuple(again.files(JOB))) == (library.id, [JOB], files)
     pieces = list(again.chunks(JOB, files, 7))
     assert b"".join(piece for file, _, piece in pieces if file is files[0]) == data[7:]
@@ -64,18 +64,40 @@ def test_a_build_is_listed_with_its_digests_and_read_piece_by_piece_from_any_pla
 
 
 def test_of_a_failed_build_its_report_is_left_and_nothing_of_an_earlier_attempt(library: Library) -> None:
-    library.open(JOB, SPEC)
+    library.open(JOB, 1, SPEC)
     built(library)
-    library.open(JOB, SPEC)
-    assert library.close(JOB) == ()
+    library.open(JOB, 1, SPEC)
+    assert library.close(JOB, 1) == ()
     built(library, "files-failed")
-    assert [file.name for file in library.close(JOB)] == ["blob/a.onnx", "empty.txt"]
+    assert [file.name for file in library.close(JOB, 1)] == ["blob/a.onnx", "empty.txt"]
+
+
+def test_an_attempt_that_has_lost_its_lease_leaves_the_next_one_alone(library: Library) -> None:
+    library.open(JOB, 1, SPEC)
+    built(library)
+    later = library.open(JOB, 2, SPEC)
+    assert library.close(JOB, 1) != ()
+    library.drop_attempt(JOB, 1)
+    assert later.read_text() == "name: x"
+    out = library.folders(JOB, 2, Path("/data")).out
+    out.mkdir()
+    (out / "of the second").write_bytes(b"")
+    # The first comes back once more: what was delivered is the newest attempt's, and ends the others.
+    library.open(JOB, 1, SPEC)
+    built(library)
+    library.close(JOB, 1)
+    files = library.close(JOB, 2)
+    assert [file.name for file in files] == ["of the second"]
+    assert tuple(library.files(JOB)) == files
+    library.keep_only(JOB, 2)
+    assert tuple(library.files(JOB)) == files
+    assert not library.folders(JOB, 1, Path("/data")).out.exists()
 
 
 def test_a_file_that_has_changed_is_found_by_its_digest(library: Library) -> None:
-    library.open(JOB, SPEC)
+    library.open(JOB, 1, SPEC)
     out = built(library)
-    (file, *_) = library.close(JOB)
+    (file, *_) = library.close(JOB, 1)
     (out / "blob" / "a.onnx").write_bytes(b"x" * file.size_bytes)
     read = b"".join(piece for _, _, piece in library.chunks(JOB, [file], 0))
     assert hashlib.sha256(read).hexdigest() != file.sha256
@@ -96,7 +118,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_named(small: Path) -> None:
     library = Library(small / "edge")
     with pytest.raises(NoSpace, match=f"no space left on the device of {small}"):
-        library.open(JOB, BuildSpec(model="m", targets=("t",), recipe_texts={"a": "x" * (2 << 20)}))
+        library.open(JOB, 1, BuildSpec(model="m", targets=("t",), recipe_texts={"a": "x" * (2 << 20)}))
 
 
 def stage(name: str) -> BuildStage:
@@ -129,9 +151,9 @@ async def test_every_follower_is_told_all_stages_and_a_slow_one_the_newest_progr
 
 
 def test_json_of_the_list_is_whole_or_not_there(library: Library, tmp_path: Path) -> None:
-    library.open(JOB, SPEC)
+    library.open(JOB, 1, SPEC)
     built(library)
-    library.close(JOB)
-    listed = json.loads((tmp_path / "edge" / "builds" / str(JOB) / "files.json").read_text())
+    library.close(JOB, 1)
+    listed = json.loads((tmp_path / "edge" / "builds" / str(JOB) / "1" / "files.json").read_text())
     assert [entry["name"] for entry in listed] == ["blob/a.onnx", "empty.txt"]
-    assert not list((tmp_path / "edge" / "builds" / str(JOB)).glob(".*"))
+    assert not list((tmp_path / "edge" / "builds" / str(JOB) / "1").glob(".*"))

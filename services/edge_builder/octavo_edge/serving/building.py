@@ -151,15 +151,17 @@ class Builds:
         try:
             spec = BuildSpec.from_json(running.claimed.job.payload)
             check(spec, self._settings.roots)
-            recipe = await asyncio.to_thread(self._library.open, running.log.job_id, spec)
+            recipe = await asyncio.to_thread(self._library.open, running.log.job_id, running.log.fence, spec)
             end = await self._attend(running, spec, recipe)
         except OctavoError as error:
             return await self._end(running, failure=failure_event(error))
-        job_id = running.log.job_id
+        job_id, fence = running.log.job_id, running.log.fence
         if running.stop is Stop.LOST:
+            await asyncio.to_thread(self._library.drop_attempt, job_id, fence)
             return Stop.LOST.value
         if end.built is None and running.stop is Stop.DRAINING:
-            await self._persist(lambda: self._store.release(job_id, running.log.fence, ()), "released")
+            await asyncio.to_thread(self._library.drop_attempt, job_id, fence)
+            await self._persist(lambda: self._store.release(job_id, fence, ()), "released")
             return Stop.DRAINING.value
         if end.built is None and running.stop is Stop.CANCELLED:
             return await self._end(running, cancelled=True)
@@ -168,7 +170,7 @@ class Builds:
         failure = end.failure or failure_of(end, running.log)
         outcome = f"failed: {failure.message}" if end.built is None and failure else ""
         try:
-            files = await asyncio.to_thread(self._library.close, job_id)
+            files = await asyncio.to_thread(self._library.close, job_id, fence)
         except OctavoError as error:
             return await self._end(running, failure=failure or failure_event(error))
         return await self._end(
@@ -177,7 +179,7 @@ class Builds:
 
     async def _attend(self, running: Running, spec: BuildSpec, recipe: Path) -> End:
         """Run the process, listen to it, and stop it when there is a reason."""
-        folders = self._library.folders(running.log.job_id, self._settings.data_dir)
+        folders = self._library.folders(running.log.job_id, running.log.fence, self._settings.data_dir)
         line = command_line(spec, recipe=str(recipe), folders=folders)
         process = await self._start(line, self._settings.child_environment())
         stopping = asyncio.create_task(self._stop_when_asked(process, running), name="build stop")
@@ -221,8 +223,9 @@ class Builds:
         files: tuple[BuildFile, ...] = (),
         outcome: str = "",
     ) -> str:
+        job_id, fence = running.log.job_id, running.log.fence
         if not files:
-            await asyncio.to_thread(self._library.drop, running.log.job_id)
+            await asyncio.to_thread(self._library.drop_attempt, job_id, fence)
         result = BuildResult(
             outcome=outcome or (f"failed: {failure.message}" if failure else "cancelled"),
             seconds=running.log.elapsed_s,
@@ -232,15 +235,21 @@ class Builds:
         )
         word = "cancelled" if cancelled else "failed" if failure else "succeeded"
         if failure is not None:
-            log.warning("build.failed", job_id=str(running.log.job_id), code=failure.code, error=failure.message)
+            log.warning("build.failed", job_id=str(job_id), code=failure.code, error=failure.message)
             running.seen.failed(failure.code)
 
         async def write() -> bool:
-            return await self._store.end(
-                running.log.job_id, running.log.fence, result=result, failure=failure, cancelled=cancelled
-            )
+            return await self._store.end(job_id, fence, result=result, failure=failure, cancelled=cancelled)
 
-        return word if await self._persist(write, word) else Stop.LOST.value
+        if not await self._persist(write, word):
+            await asyncio.to_thread(self._library.drop_attempt, job_id, fence)
+            return Stop.LOST.value
+        # Only now: until the row has ended, another attempt may be at work beside.
+        if files:
+            await asyncio.to_thread(self._library.keep_only, job_id, fence)
+        else:
+            await asyncio.to_thread(self._library.drop, job_id)
+        return word
 
     async def _persist(self, write: Callable[[], Awaitable[bool]], what: str) -> bool:
         """Write until the database has answered: what was built is not lost. False: the lease was."""

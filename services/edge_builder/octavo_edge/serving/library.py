@@ -1,7 +1,9 @@
 """Finished builds on the disk, by the ids of their jobs, with the sha256 of every file. Knows no jobs, and no network.
 
-``builds/<id>/files`` is what was delivered, ``files.json`` lists it, and appears after all of it is there. ``work`` is
-what a build needs while it runs. The directory has a name of its own, under which any builder finds it again.
+Each attempt has a folder that no other touches, named by its fence: one that has lost its lease, and does not know it
+yet, works on beside the next. In it ``files`` is what was delivered, ``files.json`` lists it, and appears after all of
+it is there; ``work`` is what a build needs while it runs. The directory has a name of its own, under which any builder
+finds it again.
 """
 
 from __future__ import annotations
@@ -35,19 +37,19 @@ class Library:
             self._builds.mkdir(parents=True, exist_ok=True)
         self.id = self._name()
 
-    def folders(self, job_id: UUID, data_dir: Path) -> Folders:
-        """Where a build works."""
-        return Folders(data_dir=data_dir.absolute(), store=self._root, out=self._builds / str(job_id) / "files")
+    def folders(self, job_id: UUID, fence: int, data_dir: Path) -> Folders:
+        """Where an attempt works."""
+        return Folders(data_dir=data_dir.absolute(), store=self._root, out=self._attempt(job_id, fence) / "files")
 
-    def open(self, job_id: UUID, spec: BuildSpec) -> Path:
-        """Make room for a build, whatever an earlier attempt has left, and write what was sent with it.
+    def open(self, job_id: UUID, fence: int, spec: BuildSpec) -> Path:
+        """Make room for an attempt, and write what was sent with it.
 
         Returns the recipe's file.
 
         Raises:
             NoSpace: The disk is full.
         """
-        work = self._builds / str(job_id) / "work"
+        work = self._attempt(job_id, fence) / "work"
         with told_when_full(self._root, "a build"):
             shutil.rmtree(work.parent, ignore_errors=True)
             work.mkdir(parents=True)
@@ -56,13 +58,13 @@ class Library:
                 (work / name).write_text(text, encoding="utf-8")
         return work / RECIPE_FILE
 
-    def close(self, job_id: UUID) -> tuple[BuildFile, ...]:
-        """List what a build has left: the whole, or the report of a failed one; reads every byte.
+    def close(self, job_id: UUID, fence: int) -> tuple[BuildFile, ...]:
+        """List what an attempt has left: the whole, or the report of a failed one; reads every byte.
 
         Raises:
             NoSpace: The disk is full.
         """
-        folder = self._builds / str(job_id)
+        folder = self._attempt(job_id, fence)
         made, failed = folder / "files", folder / "files-failed"
         if not made.is_dir() and failed.is_dir():
             with contextlib.suppress(FileNotFoundError):
@@ -80,6 +82,16 @@ class Library:
                 to_disk(folder)
         shutil.rmtree(folder / "work", ignore_errors=True)
         return files
+
+    def drop_attempt(self, job_id: UUID, fence: int) -> None:
+        """Remove what one attempt has left."""
+        shutil.rmtree(self._attempt(job_id, fence), ignore_errors=True)
+
+    def keep_only(self, job_id: UUID, fence: int) -> None:
+        """Remove what other attempts have left at a build that has ended under this fence."""
+        for attempt in self._attempts(job_id):
+            if attempt != fence:
+                self.drop_attempt(job_id, attempt)
 
     def drop(self, job_id: UUID) -> None:
         """Remove all of a build."""
@@ -100,7 +112,7 @@ class Library:
             NotFound: It is not here (any more), or has no file of such a name.
         """
         try:
-            listed = json.loads((self._builds / str(job_id) / _LIST).read_text())
+            listed = json.loads((self._delivered(job_id) / _LIST).read_text())
         except FileNotFoundError:
             raise NotFound(f"the files of build {job_id} are not here", hint="they are kept for a time only") from None
         files = {entry["name"]: BuildFile(**entry) for entry in listed}
@@ -124,7 +136,7 @@ class Library:
         for file in files:
             offset, first_offset = first_offset, 0
             try:
-                stream = (self._builds / str(job_id) / "files" / file.name).open("rb")
+                stream = (self._delivered(job_id) / "files" / file.name).open("rb")
             except FileNotFoundError:
                 raise NotFound(f"the files of build {job_id} are not here any more") from None
             with stream:
@@ -137,6 +149,23 @@ class Library:
                     offset += len(data)
                     if not data:
                         break
+
+    def _attempt(self, job_id: UUID, fence: int) -> Path:
+        return self._builds / str(job_id) / str(fence)
+
+    def _attempts(self, job_id: UUID) -> list[int]:
+        """Fences of the attempts that have a folder here, the newest first."""
+        with contextlib.suppress(FileNotFoundError):
+            names = [path.name for path in (self._builds / str(job_id)).iterdir()]
+            return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+        return []
+
+    def _delivered(self, job_id: UUID) -> Path:
+        """The folder of the attempt that ended the build: of those that have a list the newest, as fences go up."""
+        for fence in self._attempts(job_id):
+            if (self._attempt(job_id, fence) / _LIST).is_file():
+                return self._attempt(job_id, fence)
+        raise FileNotFoundError(str(job_id))
 
     def _name(self) -> str:
         """The directory's own name, given to it by the first who uses it."""
