@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from octavo_cli.recipes import recipe_parameters
 from octavo_common.models.fetch import absolute
 
 _OUT = click.Path(path_type=Path)
+_REPORT_FORMAT = "octavo-edge-report"
 
 
 @click.command()
@@ -97,19 +101,45 @@ def follow(client: octavo.Client, build_id: str, timeout_s: float | None = None)
 def deliver(client: octavo.Client, build: octavo.Build, out: Path, *, as_json: bool) -> int:
     """Download what an ended build has left, the report of a failed one beside, and say how it ended."""
     good = build.state is octavo.JobState.SUCCEEDED
-    where = out if good else out.absolute().with_name(f"{out.absolute().name}-failed")
     has_files = build.result is not None and bool(build.result.files)
-    if has_files:
-        download(client, build.id, where)
+    if good and has_files:
+        download(client, build.id, out)
     if as_json:
         show_json(build)
     if good and build.result is not None:
-        say(f"{build.result.outcome} in {build.result.duration_s:.1f} s: {where / 'report.html'}")
+        say(f"{build.result.outcome} in {build.result.duration_s:.1f} s: {out / 'report.html'}")
     elif build.job.failure is not None:
-        told = build.job.failure
-        hint = f"{told.hint}; the report is in {where}" if has_files and told.hint else told.hint
-        complain(told.message, hint=hint, code=told.code)
+        # Before its files are fetched, which can fail for a reason of its own.
+        complain(build.job.failure.message, hint=build.job.failure.hint, code=build.job.failure.code)
+    if not good and has_files:
+        _fetch_failed(client, build.id, out.absolute().with_name(f"{out.absolute().name}-failed"))
     return 0 if good else 1
+
+
+def _fetch_failed(client: octavo.Client, build_id: str, where: Path) -> None:
+    """Fetch what a failed build has left; what an earlier one left there is replaced, and nothing else."""
+    fresh = where.with_name(f".{where.name}.{os.getpid()}.new")
+    try:
+        if not _is_report(where):
+            check_place(where)
+        download(client, build_id, fresh)
+        if where.exists():
+            shutil.rmtree(where)
+        fresh.rename(where)
+    except (octavo.OctavoError, OSError) as error:
+        complain(f"its report was not fetched: {error}", hint=f"`octavo builds download {build_id} --out DIR`")
+    else:
+        say(f"the report is in {where}")
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _is_report(folder: Path) -> bool:
+    """Whether a build has filled it."""
+    try:
+        return json.loads((folder / "report.json").read_text(encoding="utf-8"))["format"] == _REPORT_FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def download(client: octavo.Client, build_id: str, out: Path, names: Sequence[str] = ()) -> list[octavo.BuildFile]:
