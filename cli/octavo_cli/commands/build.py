@@ -85,7 +85,7 @@ def build(
             ended = follow(client, submitted.id)
             return deliver(client, ended, out, as_json=as_json)
         except KeyboardInterrupt:
-            return _cancelled(context, client, submitted.id)
+            return interrupted(context, client, submitted.id)
 
 
 def follow(client: octavo.Client, build_id: str, timeout_s: float | None = None) -> octavo.Build:
@@ -148,14 +148,19 @@ def download(client: octavo.Client, build_id: str, out: Path, names: Sequence[st
         return client.builds.download(build_id, out, names=names, on_bytes=view.show)
 
 
-def _cancelled(context: Context, client: octavo.Client, build_id: str) -> int:
+def interrupted(context: Context, client: octavo.Client, build_id: str) -> int:
+    """Cancel a build, and say what became of it: it may have ended, and only its download was broken off."""
     try:
-        client.builds.cancel(build_id)
+        build = client.builds.cancel(build_id)
     except octavo.OctavoError as error:
         complain(
             f"interrupted; build {build_id} may go on: {error.message}",
             hint=f"`{context.line('builds', 'cancel', build_id)}` cancels it",
         )
+        return 130
+    if build.state in (octavo.JobState.SUCCEEDED, octavo.JobState.FAILED):
+        line = context.line("builds", "download", build_id, "--out", "DIR")
+        complain(f"interrupted; build {build_id} had {build.state} before", hint=f"`{line}` fetches its files")
     else:
         complain(f"interrupted; build {build_id} is cancelled", hint="the same command goes on where it stopped")
     return 130

@@ -13,7 +13,8 @@ import pytest
 import octavo
 from octavo.build_values import FileChunk
 from octavo.downloads import Download
-from octavo_cli.commands.build import deliver
+from octavo_cli.commands.build import deliver, interrupted
+from octavo_cli.context import Context
 from octavo_edge.report import FORMAT
 
 
@@ -85,3 +86,20 @@ def test_a_good_build_is_where_it_was_asked_for(tmp_path: Path, capfd: Any) -> N
     assert "as told in 1.0 s" in capfd.readouterr().err
     with pytest.raises(octavo.InvalidArgumentError, match="no empty directory"):
         end(Platform(octavo.JobState.SUCCEEDED, "x"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "hint"),
+    [
+        ("running", "build b is cancelled", "the same command goes on"),
+        ("succeeded", "build b had succeeded before", "builds download b --out DIR` fetches"),
+        ("failed", "build b had failed before", "builds download b --out DIR` fetches"),
+    ],
+)
+def test_ctrl_c_says_what_became_of_the_build(state: str, said: str, hint: str, tmp_path: Path, capfd: Any) -> None:
+    context = Context.make(data_dir=tmp_path, address="", key="")
+    platform: Any = Platform(octavo.JobState(state), "x")
+    assert interrupted(context, platform, "b") == 130
+    told = capfd.readouterr().err
+    assert told.startswith(f"error: interrupted; {said} - ")
+    assert hint in told
