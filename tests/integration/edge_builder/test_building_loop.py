@@ -254,6 +254,19 @@ async def test_a_deadline_is_counted_here(making: Making) -> None:
         assert loop.children_are_gone()
 
 
+async def test_a_build_that_tells_nothing_for_too_long_is_ended_and_says_where(making: Making) -> None:
+    speaks = f"for _ in range(6):\n    tell('''{PROGRESS}''')\n    time.sleep(0.5)\n"
+    async with making(
+        speaks + "sys.stderr.write('waiting for a licence\\n')\n" + STUBBORN, stalled_after_s=2, grace_s=0.2
+    ) as loop:
+        ended = await loop.until(await loop.submit(), JobState.FAILED)
+        assert ended.error is not None
+        assert (ended.error["code"], "in optimise" in ended.error["message"]) == ("BUILD_STALLED", True)
+        assert "waiting for a licence" in ended.error["hint"]
+        assert loop.builds.running is None or loop.builds.running.log.elapsed_s > 4
+        assert loop.children_are_gone()
+
+
 async def test_a_build_that_another_has_taken_is_killed_and_nothing_is_written(making: Making) -> None:
     async with making(FOR_EVER) as loop:
         job = await loop.submit()

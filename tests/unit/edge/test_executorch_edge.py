@@ -9,6 +9,7 @@ from unit.edge.exported_models import compiled
 
 from octavo_edge.target import CompiledAndRun
 from octavo_edge.targets.executorch import ExecuTorchTarget
+from octavo_edge.toolchain.executorch_build import LibraryFailed, build_in_process
 
 
 @pytest.mark.slow
@@ -24,3 +25,8 @@ def test_a_program_with_a_method_for_each_number_of_new_tokens_runs_here(exports
     assert blob["graphs"]["head"] == {ar: {"file": "head.pte", "function": f"ar{ar}"} for ar in ("8", "1")}
     # 64 channels to a vocabulary of 330, in float32, once for both methods.
     assert (out / "head.pte").stat().st_size < 1.3 * 64 * 330 * 4
+
+
+def test_a_library_that_does_not_come_back_is_ended(tmp_path):
+    with pytest.raises(LibraryFailed, match="not done with head after 0 s"):
+        build_in_process(tmp_path, "head", tmp_path / "head.pte", timeout_s=0.01)

@@ -122,6 +122,12 @@ def test_a_builder_that_fails_leaves_nothing(exports, tmp_path, monkeypatch):
     assert list(out.iterdir()) == []
 
 
+def test_a_builder_that_does_not_come_back_is_ended(tmp_path):
+    order = Order(onnx=str(tmp_path / "decoder.onnx"), engine=str(tmp_path / "e"), compute_capability=89, profile={})
+    with pytest.raises(BuilderFailed, match=r"not done with decoder\.onnx after 0 s"):
+        build_in_process(order, timeout_s=0.01)
+
+
 def test_an_unknown_card_is_an_error(exports, tmp_path):
     with pytest.raises(InvalidArgument, match="compute_capability cannot be '90'"):
         compiled(TensorRtRtxTarget(), exports["w4"], tmp_path, compute_capability="90")

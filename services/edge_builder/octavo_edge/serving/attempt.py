@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
+from octavo_common.clock import Clock
 from octavo_common.jobs.model import Claimed
 from octavo_common.jobs.spec import JobFailure
 from octavo_edge.events import Built
@@ -20,6 +22,8 @@ class Stop(Enum):
 
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
+    # Its process has told nothing for too long.
+    STALLED = "stalled"
     # The row is another's by now.
     LOST = "lost"
     # This process ends.
@@ -35,12 +39,31 @@ class Running:
     seen: Seen
     stop: Stop | None = None
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    # When its process has told something last (monotonic seconds).
+    heard_s: float = 0.0
 
     def ask(self, reason: Stop) -> None:
         """Let it stop; a lost lease counts more than all else, or else the first reason."""
         if self.stop is None or reason is Stop.LOST:
             self.stop = reason
         self.stopped.set()
+
+    async def until_stopped(self, clock: Clock, *, stalled_after_s: float) -> None:
+        """Wait for a reason to stop. The job's deadline and a silence of ``stalled_after_s`` (0: any) are reasons."""
+        in_s = self.claimed.deadline_in_s
+        deadline_s = math.inf if in_s is None else clock.monotonic() + in_s
+        while not self.stopped.is_set():
+            now_s = clock.monotonic()
+            silent_until_s = self.heard_s + stalled_after_s if stalled_after_s else math.inf
+            if now_s >= deadline_s:
+                self.ask(Stop.DEADLINE)
+            elif now_s >= silent_until_s:
+                self.ask(Stop.STALLED)
+            else:
+                left_s = min(deadline_s, silent_until_s) - now_s
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
+                        await self.stopped.wait()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +87,7 @@ def failure_of(end: End, build_log: BuildLog) -> JobFailure | None:
             hint="what was built for the others can be downloaded",
             status="FAILED_PRECONDITION",
         )
-    progress = build_log.progress
-    where = f" in {progress.stage}" if progress else ""
-    said = next((line for line in reversed(end.words) if line.strip()), "")
+    where, said = _where(build_log), _last_words(end)
     if end.code < 0:
         name = f"signal {-end.code}"
         with suppress(ValueError):
@@ -81,3 +102,22 @@ def failure_of(end: End, build_log: BuildLog) -> JobFailure | None:
         hint=f"its last words: {said[:300]}" if said else "",
         status="ABORTED",
     )
+
+
+def stalled(end: End, build_log: BuildLog, after_s: float) -> JobFailure:
+    """Of a build that was stopped because it told nothing."""
+    said = _last_words(end)
+    return JobFailure(
+        code="BUILD_STALLED",
+        message=f"the build's process has told nothing for {after_s / 60:.0f} minutes{_where(build_log)}",
+        hint="OCTAVO_EDGE_STALLED_AFTER_S allows more" + (f"; its last words: {said[:300]}" if said else ""),
+        status="ABORTED",
+    )
+
+
+def _where(build_log: BuildLog) -> str:
+    return f" in {build_log.progress.stage}" if build_log.progress else ""
+
+
+def _last_words(end: End) -> str:
+    return next((line for line in reversed(end.words) if line.strip()), "")

@@ -22,7 +22,7 @@ from octavo_common.jobs.spec import JobFailure
 from octavo_common.jobs.transitions import DEADLINE
 from octavo_common.store import BuildStore, Listener
 from octavo_edge.events import Built, failure_event
-from octavo_edge.serving.attempt import End, Running, Stop, failure_of
+from octavo_edge.serving.attempt import End, Running, Stop, failure_of, stalled
 from octavo_edge.serving.library import Library
 from octavo_edge.serving.meters import Meters
 from octavo_edge.serving.orders import check, command_line
@@ -167,6 +167,8 @@ class Builds:
             return await self._end(running, cancelled=True)
         if end.built is None and running.stop is Stop.DEADLINE:
             return await self._end(running, failure=DEADLINE, outcome=f"failed: {DEADLINE.message}")
+        if end.built is None and running.stop is Stop.STALLED:
+            return await self._end(running, failure=stalled(end, running.log, self._settings.stalled_after_s))
         failure = end.failure or failure_of(end, running.log)
         outcome = f"failed: {failure.message}" if end.built is None and failure else ""
         try:
@@ -182,11 +184,13 @@ class Builds:
         folders = self._library.folders(running.log.job_id, running.log.fence, self._settings.data_dir)
         line = command_line(spec, recipe=str(recipe), folders=folders)
         process = await self._start(line, self._settings.child_environment())
+        running.heard_s = self._clock.monotonic()
         stopping = asyncio.create_task(self._stop_when_asked(process, running), name="build stop")
         built: Built | None = None
         failure: JobFailure | None = None
         try:
             async for event in process.events():
+                running.heard_s = self._clock.monotonic()
                 if isinstance(event, Progress):
                     running.log.step(event)
                 elif isinstance(event, BuildStage):
@@ -202,12 +206,7 @@ class Builds:
         return End(code=code, built=built, failure=failure, words=process.words)
 
     async def _stop_when_asked(self, process: BuildProcess, running: Running) -> None:
-        in_s = running.claimed.deadline_in_s
-        try:
-            async with asyncio.timeout(None if in_s is None else max(0.0, in_s)):
-                await running.stopped.wait()
-        except TimeoutError:
-            running.ask(Stop.DEADLINE)
+        await running.until_stopped(self._clock, stalled_after_s=self._settings.stalled_after_s)
         log.info("build.stopping", job_id=str(running.log.job_id), why=running.stop.value if running.stop else "")
         if running.stop is not Stop.LOST:
             process.ask_to_stop()

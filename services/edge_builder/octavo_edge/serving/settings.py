@@ -32,6 +32,9 @@ class EdgeSettings(CommonSettings):
     # From the request to a build to stop until it is killed: it stops at its next step. Either way the stages that have
     # ended are kept, and nothing else.
     grace_s: float = Field(default=5.0, ge=0)
+    # A build that has told nothing for so long is ended; 0 waits for ever. Tool-chains have limits of an hour of their
+    # own, which say more.
+    stalled_after_s: float = Field(default=5400.0, ge=0)
     # How often builds are looked for whose retention time is over.
     sweep_every_s: float = Field(default=60.0, gt=0)
 

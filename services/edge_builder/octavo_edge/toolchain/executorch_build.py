@@ -28,6 +28,10 @@ from octavo_edge.toolchain.comparison import Comparison
 __all__ = ["LibraryFailed", "build_in_process", "method"]
 
 
+# Of one part.
+TIMEOUT_S = 3600.0
+
+
 class LibraryFailed(RuntimeError):
     """No program was made, or it did not run; the message has the library's words."""
 
@@ -37,15 +41,18 @@ def method(ar: int) -> str:
     return f"ar{ar}"
 
 
-def build_in_process(source: Path, part: str, program: Path) -> Comparison:
+def build_in_process(source: Path, part: str, program: Path, *, timeout_s: float = TIMEOUT_S) -> Comparison:
     """Build and run in a process of its own, whose crash is its own.
 
     Raises:
-        LibraryFailed: It could not, or crashed.
+        LibraryFailed: It could not, crashed, or took longer than ``timeout_s``.
     """
     order = json.dumps({"source": str(source.resolve()), "part": part, "program": str(program.resolve())})
     command = [sys.executable, "-m", "octavo_edge.toolchain.executorch_build"]
-    run = subprocess.run(command, input=order, capture_output=True, text=True, check=False)
+    try:
+        run = subprocess.run(command, input=order, capture_output=True, text=True, check=False, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise LibraryFailed(f"ExecuTorch was not done with {part} after {timeout_s:.0f} s") from None
     if run.returncode < 0:
         raise LibraryFailed(f"ExecuTorch ended with signal {-run.returncode} while it built {part}")
     if run.returncode:

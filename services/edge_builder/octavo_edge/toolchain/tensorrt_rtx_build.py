@@ -19,6 +19,9 @@ __all__ = ["BuilderFailed", "Order", "build_in_process"]
 # Least, usual and greatest shape of an input.
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
+# Of one engine.
+TIMEOUT_S = 3600.0
+
 
 class BuilderFailed(RuntimeError):
     """No engine was built; the message has TensorRT's words, with the names of nodes."""
@@ -34,14 +37,19 @@ class Order:
     profile: Mapping[str, Shapes]
 
 
-def build_in_process(order: Order) -> int:
+def build_in_process(order: Order, *, timeout_s: float = TIMEOUT_S) -> int:
     """Build in a process of its own, whose crash is its own; returns the engine's bytes.
 
     Raises:
-        BuilderFailed: It could not, or crashed.
+        BuilderFailed: It could not, crashed, or took longer than ``timeout_s``.
     """
     command = [sys.executable, "-m", "octavo_edge.toolchain.tensorrt_rtx_build"]
-    run = subprocess.run(command, input=json.dumps(asdict(order)), capture_output=True, text=True, check=False)
+    try:
+        run = subprocess.run(
+            command, input=json.dumps(asdict(order)), capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        raise BuilderFailed(f"TensorRT-RTX was not done with {Path(order.onnx).name} after {timeout_s:.0f} s") from None
     if run.returncode < 0:
         raise BuilderFailed(f"TensorRT-RTX ended with signal {-run.returncode} while it built {Path(order.onnx).name}")
     if run.returncode:
