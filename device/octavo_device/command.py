@@ -15,13 +15,14 @@ from pathlib import Path
 
 from octavo_device.bundle import Bundle, read_bundle
 from octavo_device.chat import Conversation
-from octavo_device.errors import DeviceError
+from octavo_device.errors import BundleDamaged, DeviceError
 from octavo_device.qnn import SIMULATOR
 from octavo_device.sampling import Sampling
 from octavo_device.verify import GraphResult, limit_db, replay
 
 TOO_FAR, CANNOT, INTERRUPTED = 1, 2, 130
 _NUM_NAMED = 5
+_AGAIN = "copy the whole bundle again"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,12 +78,16 @@ def _verify(options: argparse.Namespace) -> int:
     limit = limit_db(bundle) if options.min_db is None else options.min_db
     results: list[GraphResult] = []
     for result in replay(bundle):
+        if not result.outputs:
+            raise BundleDamaged(f"the vectors of {result.part} for {result.ar} tokens are empty", hint=_AGAIN)
         results.append(result)
         if not options.json:
             _show(result, every=options.all)
+    if not results:
+        raise BundleDamaged("the bundle has no graph that could be compared", hint=_AGAIN)
     losses = {f"{name} ({r.part}, {r.ar} tokens)": db for r in results for name, db in r.outputs.items()}
     worst = sorted(losses.items(), key=lambda item: item[1])
-    passed = not worst or worst[0][1] >= limit
+    passed = worst[0][1] >= limit
     if options.json:
         sys.stdout.write(json.dumps(_document(bundle, results, limit, passed), indent=1) + "\n")
     elif passed:

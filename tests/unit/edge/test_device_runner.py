@@ -5,6 +5,7 @@ It runs where nothing but numpy, onnxruntime and tokenizers can be imported.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -188,6 +189,21 @@ def test_verify_names_what_is_too_far(copy):
     assert done.returncode == 1
     assert done.stderr.startswith("octavo-device: below 60 dB: hidden_0 (embedding, ")
     assert done.stderr.count("\n") == 1
+
+
+def test_verify_does_not_pass_what_it_compared_nothing_of(copy):
+    np.savez(copy / "vectors" / "head_ar1.npz")
+    metadata = json.loads((copy / "metadata.json").read_text())
+    written = (copy / "vectors" / "head_ar1.npz").read_bytes()
+    files = metadata["files"]
+    files["vectors/head_ar1.npz"] = {"bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()}
+    change_metadata(copy, files=files)
+    done = device("verify", copy)
+    assert (done.returncode, "the vectors of head for 1 tokens are empty" in done.stderr) == (2, True), done
+    change_metadata(copy, parts=[])
+    done = device("verify", copy)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no graph that could be compared" in done.stderr
 
 
 DAMAGES = {
