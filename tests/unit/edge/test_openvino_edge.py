@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 
 import numpy as np
 import onnx
@@ -67,6 +68,13 @@ def test_what_it_wrote_runs_without_us(exports, blobs):
     head = core.compile_model(core.read_model(out / "head_ar1.xml", out / "weights.data"), "CPU")
     for inputs, expected in read_vectors(model.path, graph):
         assert np.argmax(head(inputs)["logits"]) == np.argmax(expected["logits"])
+
+
+def test_it_writes_beside_what_it_makes_and_nowhere_else(exports, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    out, result = compiled(OpenVinoTarget(), exports["w8"], tmp_path / "here", num_threads="1")
+    assert isinstance(result.outcome, CompiledAndRun)
+    assert list(out.parent.iterdir()) == [out]
 
 
 def test_an_option_that_it_does_not_know_is_an_error(exports, tmp_path):

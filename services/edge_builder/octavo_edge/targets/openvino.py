@@ -112,7 +112,8 @@ def _write(graphs: Sequence[LoweredGraph], out: Path) -> None:
     import openvino
 
     core = openvino.Core()
-    with WeightsWriter(out) as weights, TemporaryDirectory(prefix="octavo-openvino-") as scratch:
+    # All weights once more: beside what is made, where room was found for them.
+    with WeightsWriter(out) as weights, TemporaryDirectory(prefix="openvino-", dir=out.parent) as scratch:
         for low in graphs:
             path = Path(scratch) / _xml(low.graph)
             # Not convert_model: that reports to its makers over the network.
