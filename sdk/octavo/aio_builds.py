@@ -40,7 +40,7 @@ class AsyncBuilds:
         return await self._wire.unary(calls_builds.get_build(build_id))
 
     async def list(self, *, states: Sequence[JobState | str] = (), tenant: str = "", limit: int = 50) -> list[Build]:
-        """Read the newest builds, without their results. ``tenant`` needs an admin key."""
+        """Read the newest builds, without results, recipe texts and options. ``tenant`` needs an admin key."""
         found: list[Build] = []
         token = ""
         while len(found) < limit:

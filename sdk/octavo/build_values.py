@@ -79,7 +79,7 @@ class BuildResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """One build for devices. ``job`` has its states, times and failure; lists leave ``result`` out."""
+    """One build for devices. ``job`` has its states, times and failure; lists leave results, recipes, options out."""
 
     job: Job
     model: str

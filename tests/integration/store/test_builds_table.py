@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from uuid import UUID
 
 from store_world import World
@@ -75,6 +77,19 @@ async def test_each_build_is_taken_once_however_many_builders_ask(world: World) 
             assert (job.state, job.fence, job.worker_id in builders) == (JobState.RUNNING, 1, True)
             assert BuildSpec.from_json(job.payload) == SPEC
             assert await world.event_names(job) == ["queued", "running"]
+
+
+async def test_a_list_has_none_of_what_may_be_large(world: World) -> None:
+    large = replace(SPEC, recipe_texts={"a": "x" * 1000}, recipe_yaml="y" * 1000, target_options={"soc": "z" * 1000})
+    job = await build(world, payload=large.to_json())
+    (listed,) = await world.jobs.list(tenant="acme", kind=EDGE_BUILD)
+    assert listed.id == job.id
+    assert len(json.dumps(listed.payload)) < 200
+    told = BuildSpec.from_json({**listed.payload, "model": listed.model})
+    assert told == BuildSpec(model=job.model, targets=("onnxruntime",), recipe="")
+    assert BuildSpec.from_json((await world.get(job.id)).payload) == large
+    (light,) = await world.jobs.list(tenant="acme")
+    assert light.payload == {}
 
 
 async def test_larger_priority_and_then_age_decide(world: World) -> None:

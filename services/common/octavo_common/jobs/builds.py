@@ -9,6 +9,8 @@ from typing import Any, cast
 
 # Of builds that say nothing else.
 RECIPE, CONTEXT_LENGTH, ARS = "w8a16", 512, (128, 1)
+# Fields of a stored BuildSpec that may be large: megabytes each, of which a list would have a thousand.
+LARGE_FIELDS = ("recipe_texts", "recipe_yaml", "options", "target_options")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

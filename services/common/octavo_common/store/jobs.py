@@ -152,12 +152,10 @@ class JobStore(Store):
     ) -> list[Job]:
         """Read jobs, newest first, without their large columns; `before` is the last id of the page before.
 
-        Of one kind, if it is named: then they have their payloads, too.
+        Of one kind, if it is named: then they have their payloads, too, apart from the large fields of those.
         """
         statement = (
-            select(*light_job_columns(kept=("payload",) if kind else ()))
-            .order_by(jobs.c.id.desc())
-            .limit(min(limit, MAX_LISTED))
+            select(*light_job_columns(with_payload=bool(kind))).order_by(jobs.c.id.desc()).limit(min(limit, MAX_LISTED))
         )
         if tenant is not None:
             statement = statement.where(jobs.c.tenant == tenant)
