@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from octavo_common.errors import OctavoError, Status
+from octavo_common.errors import NotFound, OctavoError, Status
 from octavo_common.jobs.builds import BuildGate, BuildSpec, BuildStage, TensorLoss
 from octavo_common.jobs.spec import JobFailure
 from octavo_edge.arguments import parsed_build, passed_on
 from octavo_edge.events import Built, NoEvent, failure_event, from_line, to_line
 from octavo_edge.serving.orders import Folders, check, command_line
+from octavo_edge.serving.settings import EdgeSettings, ModelPlaces
 from octavo_edge.stage import Progress
 
+ANYWHERE = ModelPlaces()
 FOLDERS = Folders(Path("/data"), Path("/data/edge"), Path("/data/edge/builds/1/files"))
 
 
@@ -66,6 +69,8 @@ def test_an_option_that_the_builder_learns_can_be_asked_of_the_service_and_none_
         ({"recipe_texts": {"recipe.yaml": "x"}}, "recipe_texts", "recipe.yaml"),
         ({"recipe_texts": {"./recipe.yaml": "x"}}, "recipe_texts", "./recipe.yaml"),
         ({"recipe_texts": {"recipe.yaml/x": "x"}}, "recipe_texts", "recipe.yaml/x"),
+        ({"recipe_texts": {"x" * 256: "x"}}, "recipe_texts", "xxx"),
+        ({"recipe_texts": {"a": "x", "a/b": "x"}}, "recipe_texts", "'a'"),
         ({"options": {"colour": "red"}}, "options", "there is no option 'colour'"),
         ({"options": {"out": "/etc"}}, "options", "there is no option 'out'"),
         ({"options": {"attention": "all"}}, "options", "--attention"),
@@ -80,27 +85,57 @@ def test_what_is_wrong_is_refused_by_its_name(
     spec: BuildSpec, changes: dict[str, object], param: str, said: str
 ) -> None:
     with pytest.raises(OctavoError) as caught:
-        check(replace(spec, **changes), ())
+        check(replace(spec, **changes), ANYWHERE)
     assert caught.value.status in (Status.INVALID_ARGUMENT, Status.NOT_FOUND)
     assert (caught.value.param, said in caught.value.message) == (param, True)
 
 
 def test_models_outside_of_where_they_may_lie_do_not_exist(spec: BuildSpec, tmp_path: Path) -> None:
-    check(spec, ())
-    check(spec, (tmp_path,))
-    check(replace(spec, model="smollm2-135m"), (tmp_path / "other",))
+    other = ModelPlaces(roots=(tmp_path / "other",))
+    check(spec, ANYWHERE)
+    check(spec, ModelPlaces(roots=(tmp_path,)))
+    check(replace(spec, model="smollm2-135m"), other)
     with pytest.raises(OctavoError, match="there is no model at"):
-        check(spec, (tmp_path / "other",))
+        check(spec, other)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "link").symlink_to(tmp_path / "model")
     with pytest.raises(OctavoError, match="there is no model at"):
-        check(replace(spec, model=str(tmp_path / "other" / "link")), (tmp_path / "other",))
+        check(replace(spec, model=str(tmp_path / "other" / "link")), other)
+
+
+def test_what_was_built_and_secrets_are_no_models_wherever_models_may_lie(spec: BuildSpec, tmp_path: Path) -> None:
+    places = EdgeSettings(data_dir=tmp_path / "data", model_roots=str(tmp_path)).places
+    check(spec, places)
+    for name in ("edge/builds/1/1/files/model.gguf", "edge/objects/0", "secrets/admin_key"):
+        path = tmp_path / "data" / name
+        path.mkdir(parents=True)
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(path)
+        for model in (path, path.parent / ".." / path.parent.name / path.name, tmp_path / "link"):
+            with pytest.raises(NotFound, match="there is no model at"):
+                check(replace(spec, model=str(model)), places)
+    check(replace(spec, model=str(tmp_path / "data")), places)
+
+
+def test_a_path_that_the_system_refuses_is_no_model(spec: BuildSpec, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for model in ("x" * 256, f"/{'x' * 256}/model", str(tmp_path / "a")):
+        with pytest.raises(NotFound, match="there is no model at"):
+            check(replace(spec, model=model), ANYWHERE)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may look into all folders")
+def test_a_folder_that_may_not_be_read_has_no_models(spec: BuildSpec, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(NotFound, match="there is no model at"):
+        check(replace(spec, model=str(tmp_path / "closed" / "model")), ANYWHERE)
 
 
 def test_a_recipe_may_name_the_texts_that_were_sent_with_it(spec: BuildSpec) -> None:
     recipe = "calibration: {texts: [a.txt]}\nevaluation: {texts: [b/c.txt]}"
     asked = replace(spec, recipe="", recipe_yaml=recipe, recipe_texts={"a.txt": "x", "b/c.txt": "y"})
-    check(asked, ())
+    check(asked, ANYWHERE)
 
 
 STAGE = BuildStage(

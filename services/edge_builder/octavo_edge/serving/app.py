@@ -117,7 +117,7 @@ class _Service:
         token = TokenInterceptor(self._settings.require_internal_token())
         trace = TraceInterceptor(self._telemetry.tracer, self._telemetry.instruments, self._clock)
         server = make_server(interceptors=[token, trace], clock=self._clock)
-        service = BuilderService(self._builds, self._library, self._settings.roots)
+        service = BuilderService(self._builds, self._library, self._settings.places)
         add_BuilderServiceServicer_to_server(service, server)
         return server
 

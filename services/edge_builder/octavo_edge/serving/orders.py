@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +12,12 @@ from octavo_edge.app import TARGETS
 from octavo_edge.arguments import parsed_build, passed_on
 from octavo_edge.recipe import PRESETS, Recipe
 from octavo_edge.recipe_file import from_yaml
+from octavo_edge.serving.settings import ModelPlaces
 from octavo_edge.target import options_by_target
 
 RECIPE_FILE = "recipe.yaml"
+# File systems take no longer one.
+_MAX_NAME_BYTES = 255
 
 
 class Folders(NamedTuple):
@@ -26,8 +28,8 @@ class Folders(NamedTuple):
     out: Path
 
 
-def check(spec: BuildSpec, roots: Sequence[Path]) -> None:
-    """Refuse what can be seen to be wrong without a model; ``roots`` are where models may lie (empty: anywhere).
+def check(spec: BuildSpec, places: ModelPlaces) -> None:
+    """Refuse what can be seen to be wrong without a model; ``places`` are where models may lie.
 
     Raises:
         OctavoError: Names the part of the order that is wrong.
@@ -37,7 +39,7 @@ def check(spec: BuildSpec, roots: Sequence[Path]) -> None:
             raise NotFound(f"there is no target {name!r}", hint=f"targets are: {', '.join(TARGETS)}", param="targets")
     options_by_target(spec.targets, _pairs(spec))
     _check_recipe(spec)
-    _check_model(spec.model, roots)
+    _check_model(spec.model, places)
     parsed_build(command_line(spec, recipe=RECIPE_FILE, folders=Folders(Path(), Path(), Path())))
 
 
@@ -90,13 +92,17 @@ def _check_recipe(spec: BuildSpec) -> None:
                     hint="texts are sent beside the recipe, under the names that it gives them",
                     param="recipe_texts",
                 )
+    folders = {folder for name in spec.recipe_texts for folder in Path(name).parents}
     for name in spec.recipe_texts:
         path = Path(name)
         # By what the path comes to: "./recipe.yaml" would take the place of the recipe that was checked.
         taken = path.parts[:1] == (RECIPE_FILE,)
-        if path.is_absolute() or ".." in path.parts or not path.name or taken or "\0" in name:
+        no_file = not path.name or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES or path in folders
+        if path.is_absolute() or ".." in path.parts or taken or no_file:
             raise InvalidArgument(
-                f"{name!r} is no name of a text", hint="a relative path without ..", param="recipe_texts"
+                f"{name!r} is no name of a text",
+                hint=f"a relative path without .., of at most {_MAX_NAME_BYTES} bytes",
+                param="recipe_texts",
             )
 
 
@@ -105,18 +111,28 @@ def texts_of(recipe: Recipe) -> list[str]:
     return [*recipe.calibration.texts, *recipe.evaluation.texts]
 
 
-def _check_model(model: str, roots: Sequence[Path]) -> None:
+def _check_model(model: str, places: ModelPlaces) -> None:
     """A path outside of where models may lie is treated as one that does not exist."""
     if not model or "\0" in model:
         raise InvalidArgument("no model is named", param="model")
-    path = Path(model)
-    is_name = path.name == model and not path.exists()
-    if model in CATALOG or is_name:
-        return
-    allowed = not roots or any(path.resolve().is_relative_to(root) for root in roots)
-    if not allowed or not path.exists():
+    try:
+        allowed = model in CATALOG or _may_be_read(Path(model), model, places)
+    except (OSError, RuntimeError):
+        # Too long, a folder that may not be looked into, or links in a circle.
+        allowed = False
+    if not allowed:
         raise NotFound(
             f"there is no model at {model} on the edge builder's host",
             hint=f"a path there, or one of {', '.join(sorted(CATALOG))}",
             param="model",
         )
+
+
+def _may_be_read(path: Path, model: str, places: ModelPlaces) -> bool:
+    if not path.exists():
+        # A name may be one of the data directory's models.
+        return path.name == model
+    real = path.resolve()
+    if any(real.is_relative_to(closed) for closed in places.closed):
+        return False
+    return not places.roots or any(real.is_relative_to(root) for root in places.roots)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 from octavo.v1 import builder_pb2, builder_pb2_grpc
@@ -13,6 +12,7 @@ from octavo_edge.serving import convert
 from octavo_edge.serving.building import Builds
 from octavo_edge.serving.library import Library
 from octavo_edge.serving.orders import check
+from octavo_edge.serving.settings import ModelPlaces
 
 
 class BuildElsewhere(OctavoError):
@@ -24,13 +24,13 @@ class BuildElsewhere(OctavoError):
 class BuilderService(builder_pb2_grpc.BuilderServiceServicer):
     """For gateways. Streaming handlers are generators: instrumentation breaks the other style."""
 
-    def __init__(self, builds: Builds, library: Library, roots: Sequence[Path]) -> None:
-        """``roots`` are where models may lie that are named by a path."""
-        self._builds, self._library, self._roots = builds, library, roots
+    def __init__(self, builds: Builds, library: Library, places: ModelPlaces) -> None:
+        """``places`` are where models may lie that are named by a path."""
+        self._builds, self._library, self._places = builds, library, places
 
     async def CheckBuild(self, request: builder_pb2.CheckBuildRequest, context: Any) -> builder_pb2.CheckBuildResponse:
         """Say what is wrong with a build."""
-        await asyncio.to_thread(check, convert.spec(request.spec), self._roots)
+        await asyncio.to_thread(check, convert.spec(request.spec), self._places)
         return builder_pb2.CheckBuildResponse()
 
     async def FollowBuild(

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from octavo_common.settings import CommonSettings
+
+
+class ModelPlaces(NamedTuple):
+    """Where models may lie that are named by a path: under a root (none: anywhere), and under nothing closed."""
+
+    roots: tuple[Path, ...] = ()
+    closed: tuple[Path, ...] = ()
 
 
 class EdgeSettings(CommonSettings):
@@ -22,8 +30,8 @@ class EdgeSettings(CommonSettings):
     advertise_host: str = ""
     # Where artifacts and finished builds are; empty: edge in the data directory. Builders of one host may share it.
     folder: Path | None = None
-    # Where models, and texts of recipes, may be read that callers name by their paths; with colons between. Empty: all
-    # that the process may read.
+    # Where models may lie that callers name by their paths; with colons between. Empty: wherever the process may read.
+    # What this service itself writes, and secrets, are none either way.
     model_roots: str = ""
     # Of a build; 0 takes all cores that the process may use.
     num_threads: int = Field(default=0, ge=0)
@@ -44,9 +52,12 @@ class EdgeSettings(CommonSettings):
         return (self.folder or self.data_dir / "edge").absolute()
 
     @property
-    def roots(self) -> tuple[Path, ...]:
-        """Where models may lie that are named by a path; empty: anywhere."""
-        return tuple(Path(root).resolve() for root in self.model_roots.split(":") if root)
+    def places(self) -> ModelPlaces:
+        """Where models may lie that are named by a path."""
+        return ModelPlaces(
+            roots=tuple(Path(root).resolve() for root in self.model_roots.split(":") if root),
+            closed=(self.edge_dir.resolve(), (self.data_dir / "secrets").resolve()),
+        )
 
     def child_environment(self) -> dict[str, str]:
         """What a build's process gets: this one's environment without what it has no business with."""
