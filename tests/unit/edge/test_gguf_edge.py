@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
 import gguf
 import numpy as np
+import onnx
 import pytest
 import torch
 from checkpoints import TEXTS
@@ -18,6 +20,8 @@ from unit.edge.small_models import adapt, checkpoint
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.gguf import bundle_from_metadata
 from octavo_device.feeds import Decoding
+from octavo_edge.artifacts import ExportedModel
+from octavo_edge.graph.manifest import read_manifest
 from octavo_edge.graph.metrics import sqnr_db
 from octavo_edge.models.decoder import load_decoder
 from octavo_edge.models.running import TorchModel
@@ -27,7 +31,7 @@ from octavo_edge.quant.grid import INT4, INT8
 from octavo_edge.quant.plan import QuantisedWeight
 from octavo_edge.quant.reading import floats
 from octavo_edge.quant.weights import channel_scales, lpbq_scales, to_integers
-from octavo_edge.target import Compiled
+from octavo_edge.target import Compiled, Unavailable
 from octavo_edge.targets.gguf import GgufTarget
 from octavo_edge.toolchain.gguf_blocks import stored
 from octavo_edge.toolchain.gguf_file import GgufModel, reasons_against_file
@@ -102,6 +106,22 @@ def test_a_table_in_float16_keeps_more(exports, tmp_path):
     _, rounded = compiled(GgufTarget(), exports["w8"], tmp_path / "q8_0")
     _, kept = compiled(GgufTarget(), exports["w8"], tmp_path / "f16", table="f16")
     assert kept.metrics["worst_weight_sqnr_db"] > 60 > rounded.metrics["worst_weight_sqnr_db"]
+
+
+def test_scales_that_float16_cannot_hold_are_told_and_nothing_is_delivered(exports, tmp_path):
+    model = ExportedModel(path=shutil.copytree(exports["w8"].path, tmp_path / "model"), digest="0" * 64)
+    path = model.path / read_manifest(model.path).parts[1].graphs[0].file
+    proto = onnx.load(str(path))
+    products = [node for node in proto.graph.node if node.op_type == "Conv"]
+    (node,) = (node for node in products if node.name.startswith("layers.1.mlp.down_proj/"))
+    (weight,) = (other for other in proto.graph.node if other.output[0] == node.input[1])
+    (scale,) = (tensor for tensor in proto.graph.initializer if tensor.name == weight.input[1])
+    scale.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(scale) * np.float32(1e-7), scale.name))
+    onnx.save(proto, str(path))
+    out, result = compiled(GgufTarget(), model, tmp_path)
+    assert isinstance(result.outcome, Unavailable)
+    assert "blk.1.ffn_down.weight" in result.outcome.reason
+    assert list(out.iterdir()) == []
 
 
 def test_blocks_of_32_have_our_integers():

@@ -32,6 +32,8 @@ from octavo_edge.toolchain.options import check_options
 
 _PACKAGE = "gguf"
 _FILE = "model.gguf"
+# Of any tensor. Blocks of 32 in 8 bits keep 127^2 / 8 = 33 dB at the very least; below that a scale left float16.
+_LEAST_DB = 30.0
 
 
 class GgufTarget:
@@ -60,7 +62,7 @@ class GgufTarget:
         check_options(options, "gguf", {"table": ("q8_0", "f16")})
 
     def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
-        """Write `model.gguf` and read it back."""
+        """Write `model.gguf`, read it back and compare every tensor."""
         self.check_options(options)
         from octavo_edge.toolchain.gguf_file import GgufModel, reasons_against_file
         from octavo_edge.toolchain.gguf_tokenizer import tokenizer_metadata
@@ -80,6 +82,11 @@ class GgufTarget:
         made = GgufModel(config, parameters, table=options.values.get("table", "q8_0"))
         made.write(out / _FILE, tokenizer)
         losses = made.read_back(out / _FILE)
+        worst = min(losses, key=lambda name: losses[name])
+        if losses[worst] < _LEAST_DB:
+            (out / _FILE).unlink()
+            told = f"the file does not hold what the integers stand for: {worst} {losses[worst]:.1f} dB"
+            return CompileResult(outcome=Unavailable(told))
         size = write_blob(out, runtime="llama.cpp", graphs={}, model=_FILE)
         warnings = ["activations and the cache are llama.cpp's: their encodings have no effect"]
         if made.rounded:
@@ -92,7 +99,7 @@ class GgufTarget:
                 "size_bytes": float(size),
                 "num_tensors": float(len(losses)),
                 "num_rounded_tensors": float(len(made.rounded)),
-                "worst_weight_sqnr_db": min(losses.values()),
+                "worst_weight_sqnr_db": losses[worst],
             },
             warnings=tuple(warnings),
             versions={_PACKAGE: _version()},
