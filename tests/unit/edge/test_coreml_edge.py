@@ -14,6 +14,7 @@ from octavo_edge.graph.manifest import read_manifest
 from octavo_edge.quant.reading import read_parameters
 from octavo_edge.target import Compiled
 from octavo_edge.targets.coreml import CoreMlTarget
+from octavo_edge.toolchain import mil_run
 from octavo_edge.toolchain.mil import compressed_weights, read_program
 
 
@@ -79,6 +80,15 @@ def test_only_the_inside_of_norms_is_float32(functions):
         if op.op_type not in ("const", "cast") and types.builtin_to_string(op.outputs[0].dtype) == "fp32"
     )
     assert kinds == {"mul": 8, "pow": 4, "reduce_mean": 4, "add": 4, "rsqrt": 4}
+
+
+def test_what_cannot_be_compared_here_is_told_and_delivered(exports, tmp_path, monkeypatch):
+    # As with a coremltools whose programs have operations that are not known yet, in every graph.
+    monkeypatch.setattr(mil_run, "_RULES", {})
+    _, result = compiled(CoreMlTarget(), exports["w4"], tmp_path)
+    assert isinstance(result.outcome, Compiled)
+    assert len([warning for warning in result.warnings if "not compared, for want of" in warning]) == 4
+    assert "same_graph_worst_sqnr_db" not in result.metrics
 
 
 def test_an_unknown_option_is_an_error(exports, tmp_path):

@@ -7,6 +7,7 @@ weights are ours, and what the program computes is compared in torch.
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -77,7 +78,8 @@ class CoreMlTarget:
             return CompileResult(outcome=Unavailable(f"the mask's {spec.mask_value} is no number of float16"))
         work = _Work(model.path, out, float32_norms=options.values.get("norms", "float32") == "float32")
         files = {part.name: work.build(part) for part in device_parts(model.path)}
-        name, loss_db = work.comparison.worst(work.comparison.same_graph)
+        compared = work.comparison.same_graph  # empty where no graph could be run here: the warnings say of each why
+        name, loss_db = work.comparison.worst(compared) if compared else ("", math.inf)
         if loss_db < _LEAST_DB:
             shutil.rmtree(out)
             out.mkdir()
