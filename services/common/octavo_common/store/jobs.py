@@ -107,7 +107,7 @@ class JobStore(Store):
                 rows = (await connection.execute(_INSERT, values)).all()
         if rows:
             return to_job(rows[0]._mapping), True
-        existing = await self._existing(job)
+        existing = await self.existing(job)
         if existing is not None:
             return existing, existing.id == job.id
         if max_queued is None:  # the id is another tenant's: only a forged one can be
@@ -118,8 +118,11 @@ class JobStore(Store):
             retry_after_s=1.0,
         )
 
-    async def _existing(self, job: NewJob) -> Job | None:
-        """The job that this request has made before: by its idempotency key, or by its id when an answer was lost."""
+    async def existing(self, job: NewJob) -> Job | None:
+        """The job that this request has made before: by its idempotency key, or by its id when an answer was lost.
+
+        Raises IdempotencyConflict when the key was used with another request.
+        """
         same = jobs.c.id == job.id
         if job.idempotency_key is not None:
             same |= jobs.c.idempotency_key == job.idempotency_key

@@ -28,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 # How long a builder that does not answer is left alone.
 FOLLOW_PAUSE_S = 0.5
+# How often a builder is asked that says it does not have the build, before it has told anything of it.
+FOLLOW_TRIES = 10
 # After a build's end, for what its builder still tells.
 LAST_WORDS_S = 2.0
 
@@ -54,27 +56,30 @@ class Builds:
         Raises OctavoError: a builder says that it can never be built, no builder is there, QuotaExceeded,
         IdempotencyConflict.
         """
-        await self._builders.check(build.spec)
         spec = build.spec
         with self._observer.sending() as traceparent:
-            job, created = await self._store.submit(
-                NewJob(
-                    id=new_job_id(),
-                    kind=EDGE_BUILD,
-                    tenant=principal.tenant,
-                    fair_key=of_tenant(principal.tenant, ""),
-                    model=spec.model,
-                    model_digest="",
-                    payload=spec.to_json(),
-                    prompt_ids=(),
-                    priority=build.priority,
-                    timeout_s=build.timeout_s,
-                    traceparent=traceparent,
-                    idempotency_key=build.idempotency_key,
-                    request_digest=_digest(build),
-                ),
-                max_queued=principal.limits.max_queued,
+            new = NewJob(
+                id=new_job_id(),
+                kind=EDGE_BUILD,
+                tenant=principal.tenant,
+                fair_key=of_tenant(principal.tenant, ""),
+                model=spec.model,
+                model_digest="",
+                payload=spec.to_json(),
+                prompt_ids=(),
+                priority=build.priority,
+                timeout_s=build.timeout_s,
+                traceparent=traceparent,
+                idempotency_key=build.idempotency_key,
+                request_digest=_digest(build),
             )
+            # Before a builder is asked: what was accepted once is answered also while there is none.
+            known = await self._store.existing(new) if new.idempotency_key else None
+            if known is not None:
+                job, created = known, False
+            else:
+                await self._builders.check(spec)
+                job, created = await self._store.submit(new, max_queued=principal.limits.max_queued)
         if created:
             self._observer.accepted_build()
         log.info("build.accepted" if created else "build.joined", job_id=str(job.id), tenant=job.tenant)
@@ -105,6 +110,7 @@ class Builds:
         events: asyncio.Queue[Job | Exception | Any] = asyncio.Queue(maxsize=64)
         watcher = asyncio.create_task(self._watch_job(principal, job_id, events), name="watch build")
         follower: asyncio.Task[None] | None = None
+        followed: int | None = None
         try:
             while True:
                 event = await events.get()
@@ -116,9 +122,12 @@ class Builds:
                             yield told
                         yield event
                         return
-                    await _stopped(follower)
-                    follower = None
-                    if event.state is JobState.RUNNING:
+                    # Not at other changes of the row, as a request to cancel: it would tell all stages again.
+                    running = event.fence if event.state is JobState.RUNNING else None
+                    if running != followed:
+                        await _stopped(follower)
+                        follower, followed = None, running
+                    if running is not None and follower is None:
                         follower = asyncio.create_task(self._follow(event, events), name="follow build")
                 yield event
         finally:
@@ -170,7 +179,7 @@ class Builds:
 
     async def _follow(self, job: Job, events: asyncio.Queue[Any]) -> None:
         """Pass on what the builder tells of one attempt, each stage once, however often the connection breaks."""
-        num_stages = 0
+        num_stages, num_moved, told = 0, 0, False
         while True:
             seen = 0
             try:
@@ -181,10 +190,15 @@ class Builds:
                             if seen <= num_stages:
                                 continue
                             num_stages = seen
+                        told = True
                         await events.put(message)
                 return
             except BuildMoved:
-                return
+                # The row says that it runs a moment before its builder knows it.
+                num_moved += 1
+                if told or num_moved == FOLLOW_TRIES:
+                    return
+                await self._clock.sleep(FOLLOW_PAUSE_S)
             except Unavailable as error:
                 log.debug("build.not_followed", job_id=str(job.id), error=error.message)
                 await self._clock.sleep(FOLLOW_PAUSE_S)
@@ -196,11 +210,14 @@ class Builds:
             async with asyncio.timeout(LAST_WORDS_S):
                 while follower is not None and not follower.done():
                     getting = asyncio.ensure_future(events.get())
-                    await asyncio.wait((getting, follower), return_when=asyncio.FIRST_COMPLETED)
-                    if getting.done():
-                        told.append(getting.result())
-                    else:
-                        getting.cancel()
+                    try:
+                        await asyncio.wait((getting, follower), return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        # Also when the time is over: it would take what comes later, for nobody.
+                        if getting.done():
+                            told.append(getting.result())
+                        else:
+                            getting.cancel()
         except TimeoutError:
             pass
         while not events.empty():
