@@ -50,7 +50,7 @@ class Outcome:
 
 
 def steps(model: Path, folder: Path) -> list[Step]:
-    """All steps in their order: cheap ones first."""
+    """All steps in their order: cheap ones first, and what others need before them."""
     tests = ("-m", "pytest", "-q", "-m")
     bench = [
         Step(
@@ -72,12 +72,6 @@ def steps(model: Path, folder: Path) -> list[Step]:
             about="reserved slots of the KV pool that hold nothing, with ShareGPT's lengths",
             argv=("-m", "benchmarks.kv_waste", "--json", str(folder / "kv_waste.json")),
             timeout_s=600,
-        ),
-        Step(
-            name="peers",
-            about="vLLM, OpenVINO GenAI and llama.cpp, each in its own environment, on the same checkpoint and cores",
-            argv=("-m", "benchmarks.peers", str(model), "--json", str(folder / "peers.json")),
-            timeout_s=2 * 3600,
         ),
         # After the peers, whose environments it needs.
         Step(
@@ -135,6 +129,13 @@ def steps(model: Path, folder: Path) -> list[Step]:
             about="all tests but containers, GPU and the slow ones",
             argv=(*tests, "not docker and not gpu and not slow"),
             timeout_s=3600,
+        ),
+        # Before the slow tests: those of GGUF files run in the llama.cpp that this installs.
+        Step(
+            name="peers",
+            about="vLLM, OpenVINO GenAI and llama.cpp, each in its own environment, on the same checkpoint and cores",
+            argv=("-m", "benchmarks.peers", str(model), "--json", str(folder / "peers.json")),
+            timeout_s=2 * 3600,
         ),
         Step(name="slow", about="the slow tests", argv=(*tests, "slow and not docker and not gpu"), timeout_s=7200),
         *bench,
