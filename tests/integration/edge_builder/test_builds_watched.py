@@ -18,6 +18,7 @@ from octavo.v1 import builder_pb2, builder_pb2_grpc
 from octavo_common import ids, store
 from octavo_common.jobs.builds import BuildResult
 from octavo_common.jobs.model import NewProcess
+from octavo_edge.app import TARGETS
 
 pytestmark = pytest.mark.db
 
@@ -108,3 +109,19 @@ async def test_a_build_that_was_accepted_is_found_again_by_its_key_while_there_i
         await world.submit("name: other\n", idempotency_key="once")
     with pytest.raises(octavo.FailedPreconditionError, match="no edge builder"):
         await world.submit()
+
+
+async def test_no_target_is_said_to_be_ready_that_could_not_be_looked_at(world: BuilderWorld) -> None:
+    # The interpreter that is to look at the tool-chains ends before it does.
+    (world.folder / "sitecustomize.py").write_text("import os, sys\nif 'targets' in sys.orig_argv:\n    os._exit(7)\n")
+    builder = await world.builder(PYTHONPATH=str(world.folder))
+    seen: set[str] = set()
+    async with asyncio.timeout(20):
+        while not any("exit code 7" in reason for reason in seen):
+            targets = {target.name: target.missing for target in await world.builds.targets()}
+            assert targets.keys() == TARGETS.keys()
+            assert all(targets.values())
+            seen |= {reason for missing in targets.values() for reason in missing}
+            await asyncio.sleep(0.02)
+    assert seen <= {"not looked at yet", "the tool-chain could not be looked at: exit code 7"}
+    assert "targets.not_known" in builder.log

@@ -17,7 +17,7 @@ import structlog
 from octavo.v1.builder_pb2_grpc import add_BuilderServiceServicer_to_server
 from octavo_common.clock import SystemClock
 from octavo_common.db.engine import connect
-from octavo_common.errors import OctavoError
+from octavo_common.errors import Unavailable
 from octavo_common.ids import new_process_id
 from octavo_common.jobs.model import NewProcess
 from octavo_common.jobs.transitions import JOBS_CHANNEL, worker_channel
@@ -43,6 +43,7 @@ log = structlog.get_logger(__name__)
 # The heartbeat, a take or an end, the sweep.
 POOL_SIZE = 4
 DRAIN_S = 10.0
+RETRY_S = 1.0
 
 
 async def run(settings: EdgeSettings) -> int:
@@ -110,7 +111,7 @@ class _Service:
             host=socket.gethostname(),
             pid=os.getpid(),
             lease_s=self._settings.lease_s,
-            capacity={"max_jobs": 1, "store": self._library.id, "targets": {name: [] for name in TARGETS}},
+            capacity={"max_jobs": 1, "store": self._library.id, "targets": _all_lack("not looked at yet")},
         )
 
     def _server(self) -> RpcServer:
@@ -142,13 +143,25 @@ class _Service:
         )
         try:
             told, _ = await process.communicate()
-            if process.returncode == 0:
-                await self._presence.able(targets=json.loads(told))
-        except (OctavoError, ValueError) as error:
+            if process.returncode != 0:
+                raise ValueError(f"exit code {process.returncode}")
+            found = json.loads(told)
+        except ValueError as error:
             log.warning("targets.not_known", error=str(error))
+            found = _all_lack(f"the tool-chain could not be looked at: {error}")
         finally:
             if process.returncode is None:
                 process.kill()
+        await self._tell_of(found)
+
+    async def _tell_of(self, targets: Mapping[str, list[str]]) -> None:
+        """Write what each target lacks, however long the database is away."""
+        while True:
+            try:
+                return await self._presence.able(targets=targets)
+            except Unavailable as error:
+                log.warning("targets.not_told", error=error.message)
+                await self._clock.sleep(RETRY_S)
 
     def _spawn(self, name: str, work: Any) -> None:
         task = asyncio.create_task(work, name=name)
@@ -172,3 +185,7 @@ class _Service:
         ok = self._jobs.connected and not self._life.stopping.is_set()
         building = self._builds.running is not None
         return ok, {"status": "ok" if ok else "not ready", "building": building, "database": self._jobs.connected}
+
+
+def _all_lack(what: str) -> dict[str, list[str]]:
+    return {name: [what] for name in TARGETS}
