@@ -26,7 +26,7 @@ class TargetProfile:
     granularities: frozenset[Granularity] = frozenset(Granularity)
     # The most that a compiled model may take on the device; None if only the machine's memory limits it.
     memory_bytes: int | None = None
-    # Whether what it makes also runs on the machine that makes it, be it in a simulator.
+    # Whether the files that it makes also run on the machine that makes them.
     runs_here: bool = True
 
 

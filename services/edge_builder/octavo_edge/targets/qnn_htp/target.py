@@ -25,7 +25,6 @@ from octavo_edge.passes.editing import attributes
 from octavo_edge.recipe import Granularity, QType
 from octavo_edge.target import (
     Compiled,
-    CompiledAndRun,
     CompileOptions,
     CompileResult,
     GraphSummary,
@@ -77,6 +76,7 @@ class QnnHtpTarget:
             ops=_OPS,
             activations=frozenset({QType.INT8, QType.INT16}),
             granularities=frozenset({Granularity.PTQ, Granularity.PCQ, Granularity.LPBQ}),
+            runs_here=False,
         )
 
     def missing(self) -> list[str]:
@@ -99,7 +99,8 @@ class QnnHtpTarget:
     def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
         """Write a context binary for each part, with the graphs of all ARs, and an ONNX file for each that names it.
 
-        The embedding is left to the host. Models of a few megabytes, or all if asked, are run on the simulator.
+        The embedding is left to the host. The graphs of models of a few megabytes, or of all if asked, are run on the
+        simulator, which compiles them anew; the binaries are for the device.
 
         Raises:
             InvalidArgument: As `read_options`.
@@ -134,7 +135,7 @@ class QnnHtpTarget:
             shares_weights=asked.share_weights and len(manifest.ars) > 1,
         )
         return CompileResult(
-            outcome=CompiledAndRun() if simulated else Compiled(),
+            outcome=Compiled(),
             metrics={
                 "size_bytes": float(size),
                 "num_graphs": float(sum(map(len, graphs.values()))),
@@ -143,7 +144,12 @@ class QnnHtpTarget:
             },
             warnings=tuple(measured.warnings),
             versions={_PACKAGE: _version(), "qnn": _qnn_version()},
-            details={"soc": str(asked.soc), "binaries": _binaries(out, graphs)},
+            details={
+                "soc": str(asked.soc),
+                # The binaries themselves have run nowhere: the simulator compiles for itself.
+                "simulated": "the graphs that were compiled, not the binaries" if simulated else "no",
+                "binaries": _binaries(out, graphs),
+            },
         )
 
     def _check(self, model: ExportedModel, graph: PartGraph) -> list[str]:
