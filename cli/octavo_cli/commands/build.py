@@ -75,17 +75,25 @@ def build(
             **parameters,
         )
         if detach:
-            if as_json:
-                show_json(submitted)
-            else:
-                click.echo(submitted.id)
-            return 0
+            return accepted(context, submitted, out, as_json=as_json)
         assert out is not None
         try:
             ended = follow(client, submitted.id)
             return deliver(client, ended, out, as_json=as_json)
         except KeyboardInterrupt:
             return interrupted(context, client, submitted.id)
+
+
+def accepted(context: Context, build: octavo.Build, out: Path | None, *, as_json: bool) -> int:
+    """Print what a detached build is found by, and that nobody waits to write its files."""
+    if as_json:
+        show_json(build)
+    else:
+        click.echo(build.id)
+    if out is not None:
+        line = context.line("builds", "download", build.id, "--out", str(out))
+        say(f"--out is not used with --detach; when the build has ended: {line}")
+    return 0
 
 
 def follow(client: octavo.Client, build_id: str, timeout_s: float | None = None) -> octavo.Build:

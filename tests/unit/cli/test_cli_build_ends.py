@@ -13,7 +13,7 @@ import pytest
 import octavo
 from octavo.build_values import FileChunk
 from octavo.downloads import Download
-from octavo_cli.commands.build import deliver, interrupted
+from octavo_cli.commands.build import accepted, deliver, interrupted
 from octavo_cli.context import Context
 from octavo_edge.report import FORMAT
 
@@ -103,3 +103,15 @@ def test_ctrl_c_says_what_became_of_the_build(state: str, said: str, hint: str, 
     told = capfd.readouterr().err
     assert told.startswith(f"error: interrupted; {said} - ")
     assert hint in told
+
+
+def test_a_detached_build_says_that_its_place_is_not_used(tmp_path: Path, capfd: Any) -> None:
+    context = Context.make(data_dir=tmp_path, address="", key="")
+    build = Platform(octavo.JobState.QUEUED, "x").build
+    assert accepted(context, build, tmp_path / "out", as_json=False) == 0
+    told = capfd.readouterr()
+    assert told.out == "b\n"
+    assert told.err.startswith("--out is not used with --detach")
+    assert f"builds download b --out {tmp_path / 'out'}" in told.err
+    assert accepted(context, build, None, as_json=False) == 0
+    assert capfd.readouterr() == ("b\n", "")
