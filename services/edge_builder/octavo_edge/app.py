@@ -188,7 +188,7 @@ class _Build:
             finishing(self._request, name, target).run(exported, replace(around, target=target))
         except (Cancelled, NoSpace):
             raise
-        except Exception as error:
+        except Exception as error:  # of a vendor's tool-chain, which raises what it likes: the others are built
             self._outcomes[name] = TargetEntry(name=name, outcome=_told(error), failed=True)
             if len(self._request.targets) == 1:
                 raise
