@@ -2,7 +2,9 @@
 
 Usage: python -m benchmarks.verify [--only tests,slow,engine,sampling,serving ...] [--folder DIR] [--page FILE]
 
-The exit code is 0 when every step passed. Nothing else should run on the machine meanwhile.
+All of it takes many hours. With --only the page gets those steps anew and keeps what it had of the others, each with
+its own day, commit and machine; they are kept in a .json beside the page. The exit code is 0 when every step passed.
+Nothing else should run on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,9 +40,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came out of a step."""
+    """What came out of a step, when and where."""
 
-    step: Step
+    step: str
+    day: str
+    commit: str
+    machine: dict[str, Any]
     passed: bool
     minutes: float
     # The last line that says something, of what it printed.
@@ -154,6 +159,7 @@ def run(step: Step, folder: Path) -> Outcome:
     """Run a step; its words go to a log beside its result."""
     written = folder / f"{step.name}.json"
     written.unlink(missing_ok=True)
+    commit, machine = _commit(), describe_machine()
     log = folder / f"{step.name}.log"
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
@@ -171,7 +177,10 @@ def run(step: Step, folder: Path) -> Outcome:
             output.write(f"\nnot done after {step.timeout_s:.0f} s\n")
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return Outcome(
-        step=step,
+        step=step.name,
+        day=f"{datetime.now(UTC):%Y-%m-%d}",
+        commit=commit,
+        machine=dict(machine),
         passed=code == 0,
         minutes=(time.monotonic() - started) / 60,
         words=lines[-1] if lines else "",
@@ -179,30 +188,46 @@ def run(step: Step, folder: Path) -> Outcome:
     )
 
 
-def page(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
-    """The page in Markdown."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+def page(steps: Sequence[Step], known: Mapping[str, Outcome]) -> str:
+    """The page in Markdown: all steps in their order, also those that never ran."""
     lines = [
         "# What was verified",
         "",
-        f"Written by `make verify` on {datetime.now(UTC):%Y-%m-%d} at commit {commit or 'unknown'}: "
-        f"{machine['processor']}, {machine['num_cores']} cores, Python {machine['python']}, "
-        f"load {machine['load_1m']} before it began.",
+        "Written by `make verify`, which takes many hours; a step may have been run alone. Loads are those before it.",
         "",
-        "| step | what | result | minutes |",
-        "|---|---|---|---|",
+        "| step | what | result | minutes | day | commit | processor | load |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for outcome in outcomes:
+    for step in steps:
+        outcome = known.get(step.name)
+        if outcome is None:
+            lines.append(f"| {step.name} | {step.about} | not run | | | | | |")
+            continue
         result = "passed" if outcome.passed else f"**failed**: {_cell(outcome.words)}"
-        lines.append(f"| {outcome.step.name} | {outcome.step.about} | {result} | {outcome.minutes:.1f} |")
-    for outcome in outcomes:
+        machine = outcome.machine
+        lines.append(
+            f"| {step.name} | {step.about} | {result} | {outcome.minutes:.1f} | {outcome.day} | {outcome.commit} "
+            f"| {machine['processor']}, {machine['num_cores']} cores | {machine['load_1m']} |"
+        )
+    for outcome in (known[step.name] for step in steps if step.name in known):
         if outcome.result is not None and "figures" in outcome.result:
             lines += ["", *_benchmark(outcome.result)]
-        elif outcome.step.name in ("tests", "slow"):
-            lines += ["", f"{outcome.step.name}: `{_cell(outcome.words)}`"]
+        elif outcome.step in ("tests", "slow"):
+            lines += ["", f"{outcome.step}: `{_cell(outcome.words)}`"]
     return "\n".join(lines) + "\n"
+
+
+def read_known(file: Path) -> dict[str, Outcome]:
+    """What earlier runs brought, by step."""
+    if not file.exists():
+        return {}
+    return {name: Outcome(**values) for name, values in json.loads(file.read_text(encoding="utf-8")).items()}
+
+
+def _commit() -> str:
+    argv = ["git", "rev-parse", "--short", "HEAD"]
+    told = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return told or "unknown"
 
 
 def _benchmark(result: dict[str, Any]) -> Iterable[str]:
@@ -234,16 +259,24 @@ def main() -> int:
     args = parser.parse_args()
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [step for step in steps(demo_model(), folder) if not args.only or step.name in args.only.split(",")]
-    machine = describe_machine()
-    outcomes: list[Outcome] = []
-    for step in wanted:
+    every, kept = steps(demo_model(), folder), args.page.with_suffix(".json")
+    only = set(filter(None, args.only.split(",")))
+    if unknown := sorted(only - {step.name for step in every}):
+        parser.error(f"there is no step {unknown[0]}; steps are: {', '.join(step.name for step in every)}")
+    known, passed = read_known(kept), True
+    for step in every:
+        if only and step.name not in only:
+            continue
         print(f"{step.name}: {step.about}", flush=True)
-        outcomes.append(run(step, folder))
-        print(f"  {'passed' if outcomes[-1].passed else 'failed'}: {outcomes[-1].words}", flush=True)
+        outcome = known[step.name] = run(step, folder)
+        passed &= outcome.passed
+        print(f"  {'passed' if outcome.passed else 'failed'}: {outcome.words}", flush=True)
         # After every step, so that a run that is cut short has told something.
-        args.page.write_text(page(outcomes, machine), encoding="utf-8")
-    return 0 if all(outcome.passed for outcome in outcomes) else 1
+        kept.write_text(
+            json.dumps({name: asdict(one) for name, one in known.items()}, indent=1) + "\n", encoding="utf-8"
+        )
+        args.page.write_text(page(every, known), encoding="utf-8")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
