@@ -244,6 +244,20 @@ def _told(error: Exception) -> str:
     return f"{'unavailable' if error.code == 'TARGET_UNAVAILABLE' else 'failed'}: {error.message}"
 
 
+def check_targets(names: Sequence[str], options: Mapping[str, CompileOptions], recipe: Recipe) -> None:
+    """Say what can be said without a model against building for these targets; loads no tool-chain.
+
+    Raises:
+        OctavoError: A target does not know an option, or cannot take a precision of the recipe.
+    """
+    from octavo_edge.stages.quantise import check_target
+
+    for name in names:
+        target = TARGETS[name]()
+        target.check_options(options.get(name, CompileOptions()))
+        check_target(recipe, target.profile)
+
+
 def _targets(request: BuildRequest) -> dict[str, Target]:
     """The targets by name, with options that they know.
 

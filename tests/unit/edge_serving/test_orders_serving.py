@@ -76,6 +76,17 @@ def test_an_option_that_the_builder_learns_can_be_asked_of_the_service_and_none_
         ({"options": {"attention": "all"}}, "options", "--attention"),
         ({"options": {"parts": "two"}}, "options", "--parts"),
         ({"target_options": {"": "1"}}, "options", "--target-option"),
+        ({"targets": ("qnn-htp",), "target_options": {"soc": "31"}}, "target_options.soc", "soc"),
+        ({"target_options": {"colour": "red"}}, "options", "onnxruntime has no option colour"),
+        (
+            {
+                "targets": ("qnn-htp",),
+                "recipe": "",
+                "recipe_yaml": "precision: {activations: float32, kv_cache: float32}",
+            },
+            "precision.activations",
+            "qnn-htp takes int16, int8",
+        ),
         ({"model": "/no/where"}, "model", "there is no model at /no/where"),
         ({"model": "../no/where"}, "model", "there is no model at ../no/where"),
         ({"model": ""}, "model", "no model"),

@@ -150,7 +150,7 @@ class Builds:
         """Run the process to its end and write that into the row; returns what became of the build."""
         try:
             spec = BuildSpec.from_json(running.claimed.job.payload)
-            check(spec, self._settings.places)
+            await asyncio.to_thread(check, spec, self._settings.places)
             recipe = await asyncio.to_thread(self._library.open, running.log.job_id, running.log.fence, spec)
             end = await self._attend(running, spec, recipe)
         except OctavoError as error:

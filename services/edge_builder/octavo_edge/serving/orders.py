@@ -8,7 +8,7 @@ from typing import NamedTuple
 from octavo_common.errors import InvalidArgument, NotFound
 from octavo_common.jobs.builds import BuildSpec
 from octavo_common.models.catalog import CATALOG
-from octavo_edge.app import TARGETS
+from octavo_edge.app import TARGETS, check_targets
 from octavo_edge.arguments import parsed_build, passed_on
 from octavo_edge.recipe import PRESETS, Recipe
 from octavo_edge.recipe_file import from_yaml
@@ -37,8 +37,8 @@ def check(spec: BuildSpec, places: ModelPlaces) -> None:
     for name in spec.targets:
         if name not in TARGETS:
             raise NotFound(f"there is no target {name!r}", hint=f"targets are: {', '.join(TARGETS)}", param="targets")
-    options_by_target(spec.targets, _pairs(spec))
-    _check_recipe(spec)
+    options = options_by_target(spec.targets, _pairs(spec))
+    check_targets(spec.targets, options, _checked_recipe(spec))
     _check_model(spec.model, places)
     parsed_build(command_line(spec, recipe=RECIPE_FILE, folders=Folders(Path(), Path(), Path())))
 
@@ -77,15 +77,16 @@ def _pairs(spec: BuildSpec) -> list[str]:
     return [f"{key}={value}" for key, value in spec.target_options.items()]
 
 
-def _check_recipe(spec: BuildSpec) -> None:
+def _checked_recipe(spec: BuildSpec) -> Recipe:
     if spec.recipe and spec.recipe not in PRESETS:
         raise NotFound(
             f"there is no recipe {spec.recipe!r}",
             hint=f"there are {', '.join(PRESETS)}; others are sent as a text",
             param="recipe",
         )
+    recipe = PRESETS[spec.recipe] if spec.recipe else from_yaml(spec.recipe_yaml)
     if not spec.recipe:
-        for name in texts_of(from_yaml(spec.recipe_yaml)):
+        for name in texts_of(recipe):
             if name not in spec.recipe_texts:
                 raise InvalidArgument(
                     f"the recipe names the text {name!r}, which was not sent with it",
@@ -104,6 +105,7 @@ def _check_recipe(spec: BuildSpec) -> None:
                 hint=f"a relative path without .., of at most {_MAX_NAME_BYTES} bytes",
                 param="recipe_texts",
             )
+    return recipe
 
 
 def texts_of(recipe: Recipe) -> list[str]:

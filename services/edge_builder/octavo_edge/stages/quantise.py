@@ -74,7 +74,7 @@ class Quantise:
             RecipeInvalid: The target cannot take a precision.
             NoUsableData: A text cannot be read.
         """
-        _check_target(self.recipe, profile)
+        check_target(self.recipe, profile)
         self._words()
 
     def _words(self) -> tuple[str, str]:
@@ -89,7 +89,7 @@ class Quantise:
             RecipeInvalid: The target cannot take a precision.
             NotQuantisable: A tensor is not finite, blocks do not fit a weight, or the graphs of a model differ.
         """
-        _check_target(self.recipe, ctx.target.profile)
+        check_target(self.recipe, ctx.target.profile)
         warnings: list[str] = []
         work = _Work(source=source.path, recipe=self.recipe, ctx=ctx)
         ctx.step(0, 4, "reading text")
@@ -247,7 +247,12 @@ class _Work:
         return read_spec(self.source)
 
 
-def _check_target(recipe: Recipe, profile: TargetProfile) -> None:
+def check_target(recipe: Recipe, profile: TargetProfile) -> None:
+    """Whether a target can take what a recipe asks for.
+
+    Raises:
+        RecipeInvalid: The target cannot take a precision.
+    """
     precision = recipe.precision
     asked = [("precision.activations", precision.activations, profile.activations)]
     asked += [(f"{kind}.qtype", w.qtype, profile.weights) for kind, w in _kinds(recipe)]
