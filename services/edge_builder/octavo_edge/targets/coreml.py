@@ -6,11 +6,8 @@ weights are ours, and what the program computes is compared in torch.
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +33,7 @@ from octavo_edge.target import (
 from octavo_edge.toolchain.comparison import Comparison
 from octavo_edge.toolchain.lowered import device_parts
 from octavo_edge.toolchain.options import check_options
+from octavo_edge.toolchain.results import installed_version, unavailable
 
 _PACKAGE = "coremltools"
 # float16 has 11 bits: a decoder's logits keep more than this of what float32 gives.
@@ -51,7 +49,7 @@ class CoreMlTarget:
         """Weights of 4 and 8 bits; activations are float16 whatever the recipe says."""
         return TargetProfile(
             name="coreml",
-            version=_version(),
+            version=installed_version(_PACKAGE),
             weights=frozenset({QType.INT4, QType.INT8, QType.FLOAT16, QType.FLOAT32}),
             runs_here=False,
         )
@@ -81,9 +79,7 @@ class CoreMlTarget:
         compared = work.comparison.same_graph  # empty where no graph could be run here: the warnings say of each why
         name, loss_db = work.comparison.worst(compared) if compared else ("", math.inf)
         if loss_db < _LEAST_DB:
-            shutil.rmtree(out)
-            out.mkdir()
-            return CompileResult(outcome=Unavailable(f"its program computes something else: {name} {loss_db:.1f} dB"))
+            return unavailable(out, f"its program computes something else: {name} {loss_db:.1f} dB")
         size = write_blob(out, runtime="coreml", graphs=files, activations="float16")
         return CompileResult(
             outcome=Compiled(),
@@ -95,7 +91,7 @@ class CoreMlTarget:
                 **work.comparison.metrics(),
             },
             warnings=("activations and caches are float16: their encodings have no effect", *work.warnings),
-            versions={_PACKAGE: _version()},
+            versions={_PACKAGE: installed_version(_PACKAGE)},
         )
 
 
@@ -183,9 +179,3 @@ def _key(weight: Any) -> tuple[Any, ...]:
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _version() -> str:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(_PACKAGE)
-    return ""

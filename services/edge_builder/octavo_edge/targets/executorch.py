@@ -6,9 +6,7 @@ activations its own way. What was written is run here.
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,11 +18,11 @@ from octavo_edge.target import (
     CompileResult,
     GraphSummary,
     TargetProfile,
-    Unavailable,
     Unsupported,
     reasons_against,
 )
 from octavo_edge.toolchain.options import check_options
+from octavo_edge.toolchain.results import installed_version, unavailable
 
 _PACKAGE = "executorch"
 _LEAST_DB = 60.0  # rounding of float32 leaves over 100 dB
@@ -36,7 +34,7 @@ class ExecuTorchTarget:
     @property
     def profile(self) -> TargetProfile:
         """Takes everything, and runs it in float32."""
-        return TargetProfile(name="executorch", version=_version())
+        return TargetProfile(name="executorch", version=installed_version(_PACKAGE))
 
     def missing(self) -> list[str]:
         """Why it cannot work here."""
@@ -74,9 +72,7 @@ class ExecuTorchTarget:
             if loss_db < _LEAST_DB:
                 why = f"its run differs from torch's: {name} {loss_db:.1f} dB"
         if why:
-            for path in out.iterdir():
-                path.unlink()
-            return CompileResult(outcome=Unavailable(why))
+            return unavailable(out, why)
         size = write_blob(out, runtime="executorch", graphs=files, activations="float32")
         return CompileResult(
             outcome=CompiledAndRun(),
@@ -86,11 +82,5 @@ class ExecuTorchTarget:
                 **whole.metrics(),
             },
             warnings=("weights, activations and caches are float32: 4 bytes a weight, encodings have no effect",),
-            versions={_PACKAGE: _version()},
+            versions={_PACKAGE: installed_version(_PACKAGE)},
         )
-
-
-def _version() -> str:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(_PACKAGE)
-    return ""

@@ -5,9 +5,7 @@ Knows the families that llama.cpp has. The graphs do not matter here: llama.cpp 
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from octavo_edge.target import (
     reasons_against,
 )
 from octavo_edge.toolchain.options import check_options
+from octavo_edge.toolchain.results import installed_version, unavailable
 
 _PACKAGE = "gguf"
 _FILE = "model.gguf"
@@ -44,7 +43,7 @@ class GgufTarget:
         """Weights of 4 and 8 bits; activations are llama.cpp's own business."""
         return TargetProfile(
             name="gguf",
-            version=_version(),
+            version=installed_version(_PACKAGE),
             weights=frozenset({QType.INT4, QType.INT8, QType.FLOAT16, QType.FLOAT32}),
             runs_here=False,
         )
@@ -84,9 +83,8 @@ class GgufTarget:
         losses = made.read_back(out / _FILE)
         worst = min(losses, key=lambda name: losses[name])
         if losses[worst] < _LEAST_DB:
-            (out / _FILE).unlink()
-            told = f"the file does not hold what the integers stand for: {worst} {losses[worst]:.1f} dB"
-            return CompileResult(outcome=Unavailable(told))
+            why = f"the file does not hold what the integers stand for: {worst} {losses[worst]:.1f} dB"
+            return unavailable(out, why)
         size = write_blob(out, runtime="llama.cpp", graphs={}, model=_FILE)
         warnings = ["activations and the cache are llama.cpp's: their encodings have no effect"]
         if made.rounded:
@@ -102,11 +100,5 @@ class GgufTarget:
                 "worst_weight_sqnr_db": losses[worst],
             },
             warnings=tuple(warnings),
-            versions={_PACKAGE: _version()},
+            versions={_PACKAGE: installed_version(_PACKAGE)},
         )
-
-
-def _version() -> str:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(_PACKAGE)
-    return ""

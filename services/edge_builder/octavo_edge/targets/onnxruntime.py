@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -25,6 +24,7 @@ from octavo_edge.target import (
     Unsupported,
     reasons_against,
 )
+from octavo_edge.toolchain.results import installed_version
 
 _LEAST_OPSET, _MOST_OPSET = 21, 26
 
@@ -35,7 +35,7 @@ class OnnxRuntimeTarget:
     @property
     def profile(self) -> TargetProfile:
         """All of ONNX's operators and all schemes."""
-        return TargetProfile(name="onnxruntime", version=_version())
+        return TargetProfile(name="onnxruntime", version=installed_version("onnxruntime"))
 
     def missing(self) -> list[str]:
         """Why it cannot run here."""
@@ -80,7 +80,7 @@ class OnnxRuntimeTarget:
                 "num_graphs": float(len(names)),
                 "worst_sqnr_db": min(_replayed(out, model.path, graph) for by_ar in graphs.values() for graph in by_ar),
             },
-            versions={"onnxruntime": _version()},
+            versions={"onnxruntime": installed_version("onnxruntime")},
         )
 
 
@@ -92,10 +92,3 @@ def _replayed(folder: Path, vectors: Path, graph: PartGraph) -> float:
     with np.load(vectors / graph.vectors) as file:
         got = OrtGraph(folder / graph.file).run({tensor.name: file[f"0/{tensor.name}"] for tensor in graph.inputs})
         return min(sqnr_db(file[f"0/{name}"], values) for name, values in got.items())
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("onnxruntime")
-    except importlib.metadata.PackageNotFoundError:
-        return ""

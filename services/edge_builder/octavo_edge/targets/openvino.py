@@ -6,9 +6,7 @@ share one file of weights. What was written is read back and run on the CPU here
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +34,7 @@ from octavo_edge.target import (
 from octavo_edge.toolchain.comparison import Comparison, Run
 from octavo_edge.toolchain.lowered import LoweredGraph, lowered_graphs
 from octavo_edge.toolchain.options import check_options
+from octavo_edge.toolchain.results import installed_version, unavailable
 
 _PACKAGE = "openvino"
 # Below this the plug-in computes something else than the graph says; rounding of float32 leaves over 100 dB.
@@ -55,7 +54,7 @@ class OpenVinoTarget:
         """Weights of 4 and 8 bits; activations are taken in any form and run in floating point."""
         return TargetProfile(
             name="openvino",
-            version=_version(),
+            version=installed_version(_PACKAGE),
             ops=_OPS,
             weights=frozenset({QType.INT4, QType.INT8, QType.FLOAT16, QType.FLOAT32}),
         )
@@ -89,11 +88,7 @@ class OpenVinoTarget:
                 comparison.add(model.path, low.graph, run, OrtGraph(low.path).run)
         name, loss_db = comparison.worst(comparison.same_graph)
         if loss_db < _LEAST_DB:
-            for path in out.iterdir():
-                path.unlink()
-            return CompileResult(
-                outcome=Unavailable(f"its CPU run differs from ONNX Runtime's: {name} {loss_db:.1f} dB")
-            )
+            return unavailable(out, f"its CPU run differs from ONNX Runtime's: {name} {loss_db:.1f} dB")
         files: dict[str, dict[int, dict[str, str]]] = {}
         for low in graphs:
             entry = {"file": _xml(low.graph), "weights": WEIGHTS_FILE}
@@ -103,7 +98,7 @@ class OpenVinoTarget:
             outcome=CompiledAndRun(),
             metrics={"size_bytes": float(size), "num_graphs": float(len(graphs)), **comparison.metrics()},
             warnings=("activations and caches are floating point: their encodings have no effect",),
-            versions={"openvino": _version()},
+            versions={"openvino": installed_version(_PACKAGE)},
         )
 
 
@@ -147,9 +142,3 @@ def _on_cpu(out: Path, graph: PartGraph, *, num_threads: int) -> Run:
 
 def _xml(graph: PartGraph) -> str:
     return f"{Path(graph.file).stem}.xml"
-
-
-def _version() -> str:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(_PACKAGE)
-    return ""

@@ -6,9 +6,7 @@ shapes, since two engines would have the weights twice; where the graph does not
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from octavo_edge.target import (
 from octavo_edge.toolchain.comparison import Comparison
 from octavo_edge.toolchain.lowered import LoweredGraph, lowered_graphs
 from octavo_edge.toolchain.options import check_options
+from octavo_edge.toolchain.results import installed_version, unavailable
 from octavo_edge.toolchain.tensorrt_rtx_build import BuilderFailed, Order, Shapes, build_in_process
 
 _PACKAGE, _MODULE = "tensorrt_rtx_cu13", "tensorrt_rtx"
@@ -55,7 +54,7 @@ class TensorRtRtxTarget:
         """Symmetric weights of 4 and 8 bits; activations are taken in any form and run in floating point."""
         return TargetProfile(
             name="tensorrt-rtx",
-            version=_version(),
+            version=installed_version(_PACKAGE),
             weights=frozenset({QType.INT4, QType.INT8, QType.FLOAT16, QType.FLOAT32}),
             runs_here=False,
         )
@@ -93,9 +92,7 @@ class TensorRtRtxTarget:
                     work.build(name, [low for low in graphs if low.part.name == name])
                 work.check()
             except BuilderFailed as error:
-                for path in out.iterdir():
-                    path.unlink()
-                return CompileResult(outcome=Unavailable(str(error)))
+                return unavailable(out, str(error))
         size = write_blob(
             out, runtime="tensorrt-rtx", graphs=work.files, activations=precision, compute_capability=capability
         )
@@ -108,7 +105,7 @@ class TensorRtRtxTarget:
                 **work.comparison.metrics(),
             },
             warnings=("activations and caches are floating point: their encodings have no effect", *work.warnings),
-            versions={_MODULE: _version()},
+            versions={_MODULE: installed_version(_PACKAGE)},
         )
 
 
@@ -213,9 +210,3 @@ def _profile(model: onnx.ModelProto, ars: Sequence[int], columns: int) -> dict[s
             )
             found[value.name] = (low, usual, high)
     return found
-
-
-def _version() -> str:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(_PACKAGE)
-    return ""

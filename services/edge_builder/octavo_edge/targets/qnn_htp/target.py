@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +35,7 @@ from octavo_edge.targets.qnn_htp.lowering import lower, weights_against
 from octavo_edge.targets.qnn_htp.options import HtpOptions, read_options
 from octavo_edge.targets.qnn_htp.process import run_child
 from octavo_edge.targets.qnn_htp.simulate import simulate
+from octavo_edge.toolchain.results import installed_version
 
 _PACKAGE = "onnxruntime-qnn"
 _RUNTIME = "onnxruntime-qnn"
@@ -72,7 +71,7 @@ class QnnHtpTarget:
         """Integers of 8 and 16 bits between nodes; weights of 4 and 8, with scales per channel or LPBQ."""
         return TargetProfile(
             name="qnn-htp",
-            version=_version(),
+            version=installed_version(_PACKAGE),
             ops=_OPS,
             activations=frozenset({QType.INT8, QType.INT16}),
             granularities=frozenset({Granularity.PTQ, Granularity.PCQ, Granularity.LPBQ}),
@@ -143,7 +142,7 @@ class QnnHtpTarget:
                 **measured.metrics,
             },
             warnings=tuple(measured.warnings),
-            versions={_PACKAGE: _version(), "qnn": _qnn_version()},
+            versions={_PACKAGE: installed_version(_PACKAGE), "qnn": _qnn_version()},
             details={
                 "soc": str(asked.soc),
                 # The binaries themselves have run nowhere: the simulator compiles for itself.
@@ -242,12 +241,6 @@ def _simulate_part(model: ExportedModel, part: Part, lowered: Path, options: Htp
 
 def _weight_bytes(model: ExportedModel, parts: Sequence[Part]) -> int:
     return sum(summarise(model.path / part.graphs[0].file).weight_bytes for part in parts)
-
-
-def _version() -> str:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(_PACKAGE)
-    return ""
 
 
 def _qnn_version() -> str:
