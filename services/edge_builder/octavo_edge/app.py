@@ -217,7 +217,7 @@ class _Build:
                 "num_parts": request.num_parts,
                 "passes": None if request.passes is None else list(request.passes),
                 "target_options": {name: dict(given.values) for name, given in request.target_options.items()},
-                "recipe": to_plain(request.recipe),
+                "recipe": to_plain(_without_folders(request.recipe)),
             },
             outcome=outcome,
             seconds=self._clock.monotonic() - self._begun_s,
@@ -235,6 +235,18 @@ class _Build:
                 prefix = f"{target}/" if len(self._request.targets) > 1 else ""
                 files |= tree(run.artifact.path, prefix)
         return files
+
+
+def _without_folders(recipe: Recipe) -> Recipe:
+    """The recipe with the names of its texts alone: where they lie on this machine is nobody's business elsewhere."""
+    calibration, evaluation = (
+        tuple(Path(text).name for text in texts) for texts in (recipe.calibration.texts, recipe.evaluation.texts)
+    )
+    return replace(
+        recipe,
+        calibration=replace(recipe.calibration, texts=calibration),
+        evaluation=replace(recipe.evaluation, texts=evaluation),
+    )
 
 
 def _told(error: Exception) -> str:

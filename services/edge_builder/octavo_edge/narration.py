@@ -8,7 +8,7 @@ from typing import Protocol, TextIO
 
 from octavo_common.clock import Clock
 from octavo_edge.events import Built, Event, failure_event, stage_event, to_line
-from octavo_edge.pipeline import StageRun
+from octavo_edge.pipeline import GateFailed, StageRun
 from octavo_edge.stage import Progress
 
 _WORDS_EVERY_S, _EVENTS_EVERY_S = 2.0, 0.2
@@ -60,7 +60,9 @@ class Words:
         """The command says it, with the place."""
 
     def failed(self, error: Exception) -> None:
-        """The command says it."""
+        """The command says it; here only where the result lies that a gate refuses."""
+        if isinstance(error, GateFailed):
+            say(f"{error.run.report.stage}: its result is in {error.run.artifact.path}")
 
 
 class Events:

@@ -51,7 +51,8 @@ class GateFailed(OctavoError):
             told.append("lost most: " + ", ".join(f"{loss.tensor} ({loss.sqnr_db:.1f} dB)" for loss in worst))
         super().__init__(
             f"{run.report.stage}: {'; '.join(told)}",
-            hint=f"what was built is kept in {run.artifact.path}; change the recipe, or its gates",
+            # Without its place: this is told to whoever asked for the build, also on another machine.
+            hint="what was built up to it is kept; change the recipe, or its gates",
         )
         self.run = run
 

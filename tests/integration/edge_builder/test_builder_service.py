@@ -131,7 +131,9 @@ async def test_a_build_is_cancelled_in_its_stage_another_drained_and_the_next_bu
 
 async def test_a_failed_gate_names_the_tensors_and_its_report_can_be_downloaded(world: BuilderWorld) -> None:
     await world.builder()
-    build = await world.end(await world.submit(QUICK + "gates: {min_sqnr_db: 1000}\n"))
+    recipe = QUICK.replace("num_windows: 2", "num_windows: 2, texts: [mine/words.txt]") + "gates: {min_sqnr_db: 1000}\n"
+    texts = {"mine/words.txt": "A river runs past the mill, and the miller counts sacks of rye. " * 60}
+    build = await world.end(await world.submit(recipe, recipe_texts=texts))
     assert build.state is JobState.FAILED
     assert build.job.failure is not None
     assert build.job.failure.code == "GATE_FAILED"
@@ -142,6 +144,10 @@ async def test_a_failed_gate_names_the_tensors_and_its_report_can_be_downloaded(
     await world.builds.download(build.id, world.folder / "failed")
     report = json.loads((world.folder / "failed" / "report.json").read_text())
     assert report["outcome"].startswith("failed: quantise: ")
+    # Of the builder's host nothing is told.
+    assert report["settings"]["recipe"]["calibration"]["texts"] == ["words.txt"]
+    assert str(world.place.data_dir.parent) not in build.job.failure.hint
+    assert str(world.place.data_dir.parent) not in (world.folder / "failed" / "report.json").read_text()
     assert {path.name for path in (world.folder / "failed").iterdir()} == {"report.json", "report.html"}
 
 

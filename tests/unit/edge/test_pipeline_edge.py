@@ -152,6 +152,8 @@ def test_a_gate_that_fails_stops_names_the_worst_tensors_and_keeps_the_artifact(
     assert "total_characters >= 100 does not hold (16)" in message
     assert message.index("layers.1.down_proj (3.2 dB)") < message.index("lm_head (9.0 dB)")
     assert (caught.value.run.artifact.path / "total.json").read_text() == str(TOTAL)
+    # Tenants are told it, too: nothing of where the store is.
+    assert str(tmp_path) not in message + caught.value.hint
 
     # Fails again without another run, and holds without another run once the limit is another.
     strict, lenient = Total(gates=(gate,)), Total(gates=(Gate(metric="total_characters", at_least=10),))
