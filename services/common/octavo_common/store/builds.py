@@ -24,7 +24,7 @@ from octavo_common.store.work import WorkStore
 _TAKE = text(
     f"""
     with forgotten as (
-      select * from jobs where worker_id = :process_id and state = 'running' and kind = :kind and not (id = any(:held))
+      select * from jobs where worker_id = :process_id and state = 'running' and kind = :kind
       order by id limit 1
     ), running as (
       select tenant, count(*) as num from jobs
@@ -60,7 +60,6 @@ _TAKE = text(
     bindparam("process_id", type_=Uuid()),
     bindparam("kind", type_=Text()),
     bindparam("lease_s", type_=Float()),
-    bindparam("held", type_=ARRAY(Uuid())),
 )
 
 _KEPT = text(
@@ -71,12 +70,12 @@ _KEPT = text(
 class BuildStore(WorkStore):
     """For edge builders."""
 
-    async def take(self, process_id: UUID, *, lease_s: float, held: Collection[UUID] = ()) -> Claimed | None:
+    async def take(self, process_id: UUID, *, lease_s: float) -> Claimed | None:
         """Take the build that is next, with a lease that the heartbeat renews; None: there is none to be had.
 
-        ``held`` are all builds that this process knows it has.
+        For a process that has no build, as far as it knows: a builder has one at a time.
         """
-        values = {"process_id": process_id, "kind": EDGE_BUILD, "lease_s": lease_s, "held": list(held)}
+        values = {"process_id": process_id, "kind": EDGE_BUILD, "lease_s": lease_s}
         async with self._transaction() as connection:
             await connection.execute(LOCK_ASSIGNING)
             row = (await connection.execute(_TAKE, values)).first()
