@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from google.protobuf.duration_pb2 import Duration
-
 from octavo.v1 import builder_pb2
-from octavo_common.jobs.builds import BuildProgress, BuildResult, BuildSpec, BuildStage
+from octavo_common.jobs.builds import BuildProgress, BuildResult, BuildSpec
 from octavo_common.jobs.model import Job
+from octavo_common.rpc import builds
 from octavo_gateway import convert
 from octavo_gateway.builds.validation import RawBuild
 from octavo_gateway.convert_request import seconds
@@ -65,7 +64,7 @@ def build(job: Job, progress: BuildProgress | None = None) -> builder_pb2.Build:
         job=convert.job(job), spec=_spec(BuildSpec.from_json({"targets": (), **job.payload, "model": job.model}))
     )
     if progress is not None:
-        message.progress.CopyFrom(_progress(progress))
+        message.progress.CopyFrom(builds.progress(progress))
     if job.result is not None:
         message.result.CopyFrom(_result(BuildResult.from_json(job.result)))
     return message
@@ -104,47 +103,13 @@ def _spec(value: BuildSpec, *, with_texts: bool = False) -> builder_pb2.BuildSpe
     return message
 
 
-def _progress(value: BuildProgress) -> builder_pb2.BuildProgress:
-    return builder_pb2.BuildProgress(
-        stage=value.stage,
-        done=value.done,
-        total=value.total,
-        what=value.what,
-        num_stages_done=value.num_stages_done,
-        elapsed=_duration(value.elapsed_s),
-    )
-
-
 def _result(value: BuildResult) -> builder_pb2.BuildResult:
     return builder_pb2.BuildResult(
         outcome=value.outcome,
-        duration=_duration(value.seconds),
-        stages=map(_stage, value.stages),
+        duration=builds.duration(value.seconds),
+        stages=map(builds.stage, value.stages),
         files=[
             builder_pb2.BuildFile(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256)
             for file in value.files
         ],
     )
-
-
-def _stage(value: BuildStage) -> builder_pb2.BuildStage:
-    return builder_pb2.BuildStage(
-        stage=value.stage,
-        cached=value.cached,
-        duration=_duration(value.seconds),
-        size_bytes=value.size_bytes,
-        peak_memory_bytes=value.peak_memory_bytes,
-        metrics=value.metrics,
-        gates=[
-            builder_pb2.BuildGate(limit=gate.limit, value=gate.value, passes=gate.passes, advisory=gate.advisory)
-            for gate in value.gates
-        ],
-        warnings=value.warnings,
-        worst=[builder_pb2.TensorLoss(tensor=loss.tensor, sqnr_db=loss.sqnr_db) for loss in value.worst],
-    )
-
-
-def _duration(value_s: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(value_s * 1e9))
-    return duration
