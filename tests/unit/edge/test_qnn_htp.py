@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import onnx
 import pytest
 
@@ -27,7 +28,9 @@ from octavo_edge.stages.compile import Compile
 from octavo_edge.stages.deploy import Deploy
 from octavo_edge.target import CompileOptions
 from octavo_edge.targets.qnn_htp.lowering import lower
+from octavo_edge.targets.qnn_htp.options import read_options
 from octavo_edge.targets.qnn_htp.process import ToolchainCrashed, ToolchainFailed, run_child
+from octavo_edge.targets.qnn_htp.simulate import simulate
 from octavo_edge.targets.qnn_htp.socs import SOCS
 from octavo_edge.targets.qnn_htp.target import QnnHtpTarget
 
@@ -73,9 +76,37 @@ def test_the_simulator_agrees_with_the_golden_run(recipe, shared):
     assert result.details["simulated"] == "the graphs that were compiled, not the binaries"
     losses = {name: value for name, value in result.metrics.items() if name.endswith("_worst_sqnr_db")}
     assert len(losses) == 2 * len(ARS)
-    # A cache of 8 bits, as w4 has it, loses 42 dB where one value of eight is rounded to the next step.
-    least = {"head": 45, "decoder_1_of_1": 45 if recipe == "w8" else 38}
-    assert all(value > least[name.rsplit("_ar")[0]] for name, value in losses.items()), losses
+    # Of w4 the decoder's worst outputs are its cache of 8 bits, which the next test judges in steps.
+    judged = {name: value for name, value in losses.items() if recipe == "w8" or name.startswith("head")}
+    assert min(judged.values()) > 45, losses
+
+
+def test_a_cache_of_8_bits_is_the_golden_one_but_for_roundings_to_the_next_step(exports, tmp_path):
+    """One value of 32 that is rounded to the next of 256 steps makes 48 dB, and two 45: decibels say little there.
+
+    If what is rounded differs by a normal error of s steps, 0.8 s of all values land on another step: for a tenth of
+    them s is 0.125, which is 45 dB or more where values are some 30 steps (root of the mean square).
+    """
+    model = exports["w4"]
+    (part,) = (part for part in read_manifest(model.path).parts if part.kind == "decoder")
+    with WeightsWriter(tmp_path) as weights:
+        for graph in part.graphs:
+            lower(model.path / graph.file, tmp_path / graph.file, weights)
+    for graph in part.graphs:
+        calls = list(read_vectors(model.path, graph))
+        scratch = tmp_path / f"ar{graph.ar}"
+        scratch.mkdir()
+        options = read_options(CompileOptions()).provider()
+        run = simulate(tmp_path / graph.file, [inputs for inputs, _ in calls], options=options, scratch=scratch)
+        for (_, expected), got in zip(calls, run.outputs, strict=True):
+            for tensor in graph.outputs:
+                if tensor.scale is None:  # the residual stream
+                    assert sqnr_db(expected[tensor.name], got[tensor.name]) > 45
+                    continue
+                steps = np.rint((got[tensor.name] - expected[tensor.name]) / tensor.scale)
+                size = np.sqrt(np.mean(np.square(expected[tensor.name] / tensor.scale)))
+                assert size > 30 and np.abs(steps).max() <= 1, tensor.name
+                assert np.count_nonzero(steps) <= 0.1 * steps.size, tensor.name
 
 
 def test_one_binary_has_the_graphs_of_all_ars_and_their_weights_once(model, shared, tmp_path):
