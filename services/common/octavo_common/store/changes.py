@@ -17,10 +17,10 @@ from octavo_common.jobs.transitions import Change, Core, Facts, channels
 Rule = Callable[[Core, Facts], Change | None]
 
 # Names of ours, and no parameters: the list is part of other statements.
-_IS_PULLED = f"j.kind in ({', '.join(repr(kind) for kind in sorted(PULLED_KINDS))})"
+IS_PULLED = f"j.kind in ({', '.join(repr(kind) for kind in sorted(PULLED_KINDS))})"
 CORE_COLUMNS = f"""
     j.id, j.state, j.fence, j.worker_id, j.stream_owner, j.losses, j.total_losses, j.num_tokens, j.loss_tokens,
-    j.emitted_ids, j.cancel_requested, {_IS_PULLED} as pulled,
+    j.emitted_ids, j.cancel_requested, {IS_PULLED} as pulled,
     coalesce(j.not_before <= now(), true) as ready,
     coalesce(j.deadline <= now(), false) as deadline_passed,
     coalesce(j.lease_until <= now(), false) as lease_over,

@@ -13,10 +13,10 @@ from sqlalchemy import ARRAY, BigInteger, Boolean, Uuid, bindparam, text
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from octavo_common.jobs.model import GENERATION, Assignment, Due, FleetJob, FleetWorker, QueuedJob
+from octavo_common.jobs.model import Assignment, Due, FleetJob, FleetWorker, QueuedJob
 from octavo_common.jobs.spec import ModelCard
 from octavo_common.store.base import translated
-from octavo_common.store.changes import LOCK_ASSIGNING
+from octavo_common.store.changes import IS_PULLED, LOCK_ASSIGNING
 from octavo_common.store.upkeep import DUE_COLUMNS, Upkeep
 
 _LEAD_LOCK = (0x0C7B, 1)
@@ -48,7 +48,7 @@ _QUEUE = text(
         extract(epoch from now() - j.created_at)::float8 as age_s,
         t.max_running as tenant_max_running, coalesce(r.num_running, 0) as tenant_num_running, j.created_at
       from jobs j left join tenants t on t.name = j.tenant left join running r on r.tenant = j.tenant
-      where j.state = 'queued' and j.model_digest = served.digest and j.kind = '{GENERATION}'
+      where j.state = 'queued' and j.model_digest = served.digest and not {IS_PULLED}
         and (j.not_before is null or j.not_before <= now()) and (j.deadline is null or j.deadline > now())
         and not j.cancel_requested
         and (t.max_running is null or coalesce(r.num_running, 0) < t.max_running)
@@ -89,7 +89,7 @@ _ASSIGN = text(
         t.max_running - coalesce(r.num, 0) as room,
         row_number() over (partition by j.tenant order by a.rank) as turn
       from wanted a
-        join jobs j on j.id = a.job_id and j.fence = a.fence and j.state = 'queued' and j.kind = '{GENERATION}'
+        join jobs j on j.id = a.job_id and j.fence = a.fence and j.state = 'queued' and not {IS_PULLED}
         join processes w on w.id = a.worker_id and not w.draining and w.suspected_at is null
           and w.heartbeat_at > now() - make_interval(secs => w.lease_s)
         left join tenants t on t.name = j.tenant left join running r on r.tenant = j.tenant
