@@ -9,7 +9,8 @@ from unit.edge.exported_models import compiled
 
 from octavo_edge.target import CompiledAndRun
 from octavo_edge.targets.executorch import ExecuTorchTarget
-from octavo_edge.toolchain.executorch_build import LibraryFailed, build_in_process
+from octavo_edge.toolchain.executorch_build import build_in_process
+from octavo_edge.toolchain.process import LibraryFailed
 
 
 @pytest.mark.slow
@@ -28,5 +29,5 @@ def test_a_program_with_a_method_for_each_number_of_new_tokens_runs_here(exports
 
 
 def test_a_library_that_does_not_come_back_is_ended(tmp_path):
-    with pytest.raises(LibraryFailed, match="not done with head after 0 s"):
+    with pytest.raises(LibraryFailed, match="ExecuTorch, head: not done after 0 s"):
         build_in_process(tmp_path, "head", tmp_path / "head.pte", timeout_s=0.01)

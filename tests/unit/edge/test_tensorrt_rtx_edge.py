@@ -22,7 +22,8 @@ from octavo_edge.passes.half import to_half
 from octavo_edge.passes.lowering import weights_only
 from octavo_edge.target import Compiled, Unavailable
 from octavo_edge.targets.tensorrt_rtx import TensorRtRtxTarget
-from octavo_edge.toolchain.tensorrt_rtx_build import BuilderFailed, Order, build_in_process
+from octavo_edge.toolchain.process import LibraryFailed
+from octavo_edge.toolchain.tensorrt_rtx_build import Order, build_in_process
 
 
 def lowered(model, ar):
@@ -109,7 +110,7 @@ def test_what_its_parser_refuses_has_the_nodes_name(tmp_path):
     agraph (float[4] x) => (float[4] y) { [strange] y = Det(x) }"""
     onnx.save(onnx.parser.parse_model(text), str(tmp_path / "strange.onnx"))
     order = Order(onnx=str(tmp_path / "strange.onnx"), engine=str(tmp_path / "e"), compute_capability=89, profile={})
-    with pytest.raises(BuilderFailed, match=r"strange \(Det\)"):
+    with pytest.raises(LibraryFailed, match=r"strange \(Det\)"):
         build_in_process(order)
     assert not (tmp_path / "e").exists()
 
@@ -118,13 +119,13 @@ def test_a_builder_that_fails_leaves_nothing(exports, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "tensorrt_rtx.py").write_text("import os\nos.abort()\n")
     out, result = compiled(TensorRtRtxTarget(), exports["w4"], tmp_path)
-    assert isinstance(result.outcome, Unavailable) and "ended with signal 6" in str(result.outcome)
+    assert isinstance(result.outcome, Unavailable) and "it crashed (SIGABRT)" in str(result.outcome)
     assert list(out.iterdir()) == []
 
 
 def test_a_builder_that_does_not_come_back_is_ended(tmp_path):
     order = Order(onnx=str(tmp_path / "decoder.onnx"), engine=str(tmp_path / "e"), compute_capability=89, profile={})
-    with pytest.raises(BuilderFailed, match=r"not done with decoder\.onnx after 0 s"):
+    with pytest.raises(LibraryFailed, match=r"TensorRT-RTX, decoder\.onnx: not done after 0 s"):
         build_in_process(order, timeout_s=0.01)
 
 

@@ -22,6 +22,7 @@ from octavo_edge.target import (
     reasons_against,
 )
 from octavo_edge.toolchain.options import check_options
+from octavo_edge.toolchain.process import LibraryFailed
 from octavo_edge.toolchain.results import installed_version, unavailable
 
 _PACKAGE = "executorch"
@@ -53,7 +54,7 @@ class ExecuTorchTarget:
         self.check_options(options)
         # torch, which whoever asks for the profile need not wait for.
         from octavo_edge.toolchain.comparison import Comparison
-        from octavo_edge.toolchain.executorch_build import LibraryFailed, build_in_process, method
+        from octavo_edge.toolchain.executorch_build import build_in_process, method
         from octavo_edge.toolchain.lowered import device_parts
 
         whole, files = Comparison(), dict[str, dict[int, dict[str, str]]]()

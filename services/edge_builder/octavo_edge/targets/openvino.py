@@ -9,17 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
-from xml.etree import ElementTree
-
-import numpy as np
 
 from octavo_edge.artifacts import ExportedModel
 from octavo_edge.graph.blob import write_blob
-from octavo_edge.graph.manifest import PartGraph
-from octavo_edge.graph.runtime import OrtGraph
-from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
+from octavo_edge.graph.weights import WEIGHTS_FILE
 from octavo_edge.recipe import QType
 from octavo_edge.target import (
     CompiledAndRun,
@@ -31,9 +24,10 @@ from octavo_edge.target import (
     Unsupported,
     reasons_against,
 )
-from octavo_edge.toolchain.comparison import Comparison, Run
-from octavo_edge.toolchain.lowered import LoweredGraph, lowered_graphs
+from octavo_edge.toolchain.lowered import lowered_graphs
+from octavo_edge.toolchain.openvino_build import build_in_process, xml_file
 from octavo_edge.toolchain.options import check_options
+from octavo_edge.toolchain.process import LibraryFailed
 from octavo_edge.toolchain.results import installed_version, unavailable
 
 _PACKAGE = "openvino"
@@ -81,17 +75,16 @@ class OpenVinoTarget:
             against = [f"{low.graph.file}: {why}" for low in graphs for why in self.check(summarise(low.path))]
             if against:
                 return CompileResult(outcome=Unavailable("; ".join(against)))
-            _write(graphs, out)
-            comparison = Comparison()
-            for low in graphs:
-                run = _on_cpu(out, low.graph, num_threads=num_threads)
-                comparison.add(model.path, low.graph, run, OrtGraph(low.path).run)
+            try:
+                comparison = build_in_process(model.path, graphs, out, num_threads=num_threads)
+            except LibraryFailed as error:
+                return unavailable(out, str(error))
         name, loss_db = comparison.worst(comparison.same_graph)
         if loss_db < _LEAST_DB:
             return unavailable(out, f"its CPU run differs from ONNX Runtime's: {name} {loss_db:.1f} dB")
         files: dict[str, dict[int, dict[str, str]]] = {}
         for low in graphs:
-            entry = {"file": _xml(low.graph), "weights": WEIGHTS_FILE}
+            entry = {"file": xml_file(low.graph), "weights": WEIGHTS_FILE}
             files.setdefault(low.part.name, {})[low.graph.ar] = entry
         size = write_blob(out, runtime="openvino", graphs=files, activations="float32")
         return CompileResult(
@@ -100,45 +93,3 @@ class OpenVinoTarget:
             warnings=("activations and caches are floating point: their encodings have no effect",),
             versions={"openvino": installed_version(_PACKAGE)},
         )
-
-
-def _write(graphs: Sequence[LoweredGraph], out: Path) -> None:
-    """Convert each graph, and move its constants into the file that all share."""
-    import openvino
-
-    core = openvino.Core()
-    # All weights once more: beside what is made, where room was found for them.
-    with WeightsWriter(out) as weights, TemporaryDirectory(prefix="openvino-", dir=out.parent) as scratch:
-        for low in graphs:
-            path = Path(scratch) / _xml(low.graph)
-            # Not convert_model: that reports to its makers over the network.
-            openvino.save_model(core.read_model(low.path), path, compress_to_fp16=False)
-            tree, data = ElementTree.parse(path), np.memmap(path.with_suffix(".bin"), np.uint8, "r")
-            for layer in tree.iter("layer"):
-                entry = layer.find("data")
-                if layer.get("type") == "Const" and entry is not None and int(entry.get("size", "0")):
-                    start, size = int(entry.get("offset", "0")), int(entry.get("size", "0"))
-                    entry.set("offset", str(weights.put(data[start : start + size]).offset))
-            tree.write(out / path.name)
-            del data
-
-
-def _on_cpu(out: Path, graph: PartGraph, *, num_threads: int) -> Run:
-    """The files as the CPU plug-in runs them, products in float32 so that only the graph decides the result."""
-    import openvino
-
-    core = openvino.Core()
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    if num_threads:
-        settings["INFERENCE_NUM_THREADS"] = str(num_threads)
-    compiled = core.compile_model(core.read_model(out / _xml(graph), out / WEIGHTS_FILE), "CPU", settings)
-
-    def run(feeds: dict[str, Any]) -> dict[str, Any]:
-        values = compiled(feeds)
-        return {tensor.name: np.asarray(values[tensor.name]) for tensor in graph.outputs}
-
-    return run
-
-
-def _xml(graph: PartGraph) -> str:
-    return f"{Path(graph.file).stem}.xml"

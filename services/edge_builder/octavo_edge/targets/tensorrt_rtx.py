@@ -35,8 +35,9 @@ from octavo_edge.target import (
 from octavo_edge.toolchain.comparison import Comparison
 from octavo_edge.toolchain.lowered import LoweredGraph, lowered_graphs
 from octavo_edge.toolchain.options import check_options
+from octavo_edge.toolchain.process import LibraryFailed
 from octavo_edge.toolchain.results import installed_version, unavailable
-from octavo_edge.toolchain.tensorrt_rtx_build import BuilderFailed, Order, Shapes, build_in_process
+from octavo_edge.toolchain.tensorrt_rtx_build import Order, Shapes, build_in_process
 
 _PACKAGE, _MODULE = "tensorrt_rtx_cu13", "tensorrt_rtx"
 _CAPABILITIES = ("75", "80", "86", "89", "120", "121")
@@ -91,7 +92,7 @@ class TensorRtRtxTarget:
                 for name in dict.fromkeys(low.part.name for low in graphs):
                     work.build(name, [low for low in graphs if low.part.name == name])
                 work.check()
-            except BuilderFailed as error:
+            except LibraryFailed as error:
                 return unavailable(out, str(error))
         size = write_blob(
             out, runtime="tensorrt-rtx", graphs=work.files, activations=precision, compute_capability=capability
@@ -120,7 +121,7 @@ class _Work:
         self.num_engines = 0
 
     def build(self, name: str, graphs: Sequence[LoweredGraph]) -> None:
-        """One part. Raises BuilderFailed."""
+        """One part. Raises LibraryFailed."""
         whole = self._for_any_length(name, graphs) if len(graphs) > 1 else None
         if whole is None:
             for low in graphs:
@@ -136,10 +137,10 @@ class _Work:
         self.files[name] = {low.graph.ar: {"file": f"{name}.engine"} for low in graphs}
 
     def check(self) -> None:
-        """Raises BuilderFailed if what the engines were made of computes something else than the lowered graphs."""
+        """Raises LibraryFailed if what the engines were made of computes something else than the lowered graphs."""
         output, loss_db = self.comparison.worst(self.comparison.same_graph)
         if loss_db < (_HALF_DB if self._half else _OPENED_DB):
-            raise BuilderFailed(f"{output} loses too much in float16 ({loss_db:.1f} dB): precision=float32")
+            raise LibraryFailed(f"{output} loses too much in float16 ({loss_db:.1f} dB): precision=float32")
 
     def _precise(self, path: Path) -> Path:
         """The graph in the precision that was asked for."""

@@ -1,17 +1,14 @@
-"""Builds one ExecuTorch program, in a process of its own: `python -m octavo_edge.toolchain.executorch_build`.
+"""Builds one ExecuTorch program in a process of its own, with a method `arN` for each number of new tokens.
 
-Takes the exported model's folder, a part's name and the program's path as JSON on stdin; writes the program with a
-method `arN` for each number of new tokens, runs it on the part's vectors, and answers with JSON on the last line of
-stdout. The library says much on both streams.
+The child takes the exported model's folder, a part's name and the program's path, runs what it wrote on the part's
+vectors, and answers with the comparison.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +21,9 @@ from octavo_edge.models.config import read_config
 from octavo_edge.models.parts import DecoderPart, decoder_part
 from octavo_edge.quant.reading import floats, read_parameters
 from octavo_edge.toolchain.comparison import Comparison
+from octavo_edge.toolchain.process import TIMEOUT_S, answer, ask
 
-__all__ = ["LibraryFailed", "build_in_process", "method"]
-
-
-# Of one part.
-TIMEOUT_S = 3600.0
-
-
-class LibraryFailed(RuntimeError):
-    """No program was made, or it did not run; the message has the library's words."""
+__all__ = ["build_in_process", "method"]
 
 
 def method(ar: int) -> str:
@@ -42,36 +32,23 @@ def method(ar: int) -> str:
 
 
 def build_in_process(source: Path, part: str, program: Path, *, timeout_s: float = TIMEOUT_S) -> Comparison:
-    """Build and run in a process of its own, whose crash is its own.
+    """Build and run in a process of its own.
 
     Raises:
         LibraryFailed: It could not, crashed, or took longer than ``timeout_s``.
     """
-    order = json.dumps({"source": str(source.resolve()), "part": part, "program": str(program.resolve())})
-    command = [sys.executable, "-m", "octavo_edge.toolchain.executorch_build"]
-    try:
-        run = subprocess.run(command, input=order, capture_output=True, text=True, check=False, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise LibraryFailed(f"ExecuTorch was not done with {part} after {timeout_s:.0f} s") from None
-    if run.returncode < 0:
-        raise LibraryFailed(f"ExecuTorch ended with signal {-run.returncode} while it built {part}")
-    if run.returncode:
-        raise LibraryFailed(f"ExecuTorch failed on {part}: {' '.join(run.stderr.split())[-500:]}")
-    return Comparison(**json.loads(run.stdout.splitlines()[-1]))
+    order = {"source": str(source.resolve()), "part": part, "program": str(program.resolve())}
+    return Comparison(**ask(__name__, order, what=f"ExecuTorch, {part}", timeout_s=timeout_s))
 
 
-def main() -> None:
-    """Read the order, build, run, answer."""
-    order = json.load(sys.stdin)
+def _work(order: Mapping[str, str]) -> dict[str, Any]:
     source, program = Path(order["source"]), Path(order["program"])
     part = next(entry for entry in read_manifest(source).parts if entry.name == order["part"])
     parameters = read_parameters(source / part.graphs[0].file)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(floats(value))) for name, value in parameters.items()}
     module = decoder_part(read_config(source), part, tensors)
     program.write_bytes(_built(module, part))
-    comparison = _compared(source, part, module, program)
-    answer = {"golden": comparison.golden, "same_graph": comparison.same_graph}
-    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+    return asdict(_compared(source, part, module, program))
 
 
 def _built(module: DecoderPart, part: Part) -> bytes:
@@ -122,4 +99,4 @@ def _module(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    answer(_work)

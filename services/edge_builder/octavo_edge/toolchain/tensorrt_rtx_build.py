@@ -1,30 +1,19 @@
-"""Builds one TensorRT-RTX engine, in a process of its own: `python -m octavo_edge.toolchain.tensorrt_rtx_build`.
-
-Takes an `Order` as JSON on stdin, writes the engine and answers with JSON on the last line of stdout.
-"""
+"""Builds one TensorRT-RTX engine in a process of its own: the child takes an `Order` and writes the engine."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BuilderFailed", "Order", "build_in_process"]
+from octavo_edge.toolchain.process import TIMEOUT_S, LibraryFailed, answer, ask
+
+__all__ = ["Order", "build_in_process"]
 
 # Least, usual and greatest shape of an input.
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-
-# Of one engine.
-TIMEOUT_S = 3600.0
-
-
-class BuilderFailed(RuntimeError):
-    """No engine was built; the message has TensorRT's words, with the names of nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,37 +27,24 @@ class Order:
 
 
 def build_in_process(order: Order, *, timeout_s: float = TIMEOUT_S) -> int:
-    """Build in a process of its own, whose crash is its own; returns the engine's bytes.
+    """Build in a process of its own; returns the engine's bytes.
 
     Raises:
-        BuilderFailed: It could not, crashed, or took longer than ``timeout_s``.
+        LibraryFailed: It could not, with its words and the names of nodes; it crashed, or took longer than
+            ``timeout_s``.
     """
-    command = [sys.executable, "-m", "octavo_edge.toolchain.tensorrt_rtx_build"]
-    try:
-        run = subprocess.run(
-            command, input=json.dumps(asdict(order)), capture_output=True, text=True, check=False, timeout=timeout_s
-        )
-    except subprocess.TimeoutExpired:
-        raise BuilderFailed(f"TensorRT-RTX was not done with {Path(order.onnx).name} after {timeout_s:.0f} s") from None
-    if run.returncode < 0:
-        raise BuilderFailed(f"TensorRT-RTX ended with signal {-run.returncode} while it built {Path(order.onnx).name}")
-    if run.returncode:
-        raise BuilderFailed(f"TensorRT-RTX failed: {' '.join(run.stderr.split())[-500:]}")
-    answer = json.loads(run.stdout.splitlines()[-1])
-    if answer["errors"]:
-        raise BuilderFailed("; ".join(answer["errors"]))
-    return int(answer["size_bytes"])
+    told = ask(__name__, asdict(order), what=f"TensorRT-RTX, {Path(order.onnx).name}", timeout_s=timeout_s)
+    if told["errors"]:
+        raise LibraryFailed("; ".join(told["errors"]))
+    return int(told["size_bytes"])
 
 
-def main() -> None:
-    """Read the order, build, answer."""
-    value = json.load(sys.stdin)
-    order = Order(**value)
+def _work(told: Mapping[str, Any]) -> dict[str, Any]:
+    order = Order(**told)
     errors, engine = _build(order)
     if engine is not None:
         Path(order.engine).write_bytes(engine)
-    answer = {"errors": errors, "size_bytes": 0 if engine is None else len(engine)}
-    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+    return {"errors": errors, "size_bytes": 0 if engine is None else len(engine)}
 
 
 def _build(order: Order) -> tuple[list[str], bytes | None]:
@@ -106,4 +82,4 @@ def _build(order: Order) -> tuple[list[str], bytes | None]:
 
 
 if __name__ == "__main__":
-    main()
+    answer(_work)
