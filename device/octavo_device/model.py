@@ -15,16 +15,21 @@ from octavo_device.bundle import Bundle, BundleGraph, BundlePart
 from octavo_device.cache import LiveCache
 from octavo_device.errors import BundleDamaged, ContextFull, DoesNotFit
 from octavo_device.feeds import Arrays, attention_mask, rope_tables
-from octavo_device.runtimes import Session, make_session
+from octavo_device.runtimes import Session, check_driven, make_session
 from octavo_device.table import EmbeddingTable, on_grid
 
 __all__ = ["DeviceModel"]
 
 
 class DeviceModel:
-    """The graphs of a bundle, loaded when they are first run, and the sequence that they are fed."""
+    """The graphs of a bundle, loaded when they are first run, and the sequence that they are fed.
+
+    Raises:
+        RuntimeMissing: The bundle is for a runtime with tools of its own.
+    """
 
     def __init__(self, bundle: Bundle, sessions: Callable[[Bundle, BundleGraph], Session] = make_session) -> None:
+        check_driven(bundle)
         self.bundle, self.spec = bundle, bundle.spec
         self.cache = LiveCache(bundle.spec)
         self._make, self._sessions = sessions, dict[tuple[str, int], Session]()

@@ -12,7 +12,7 @@ from octavo_device.bundle import Bundle, BundleGraph
 from octavo_device.errors import BundleDamaged, RuntimeMissing
 from octavo_device.qnn import check_qnn, qnn_settings
 
-__all__ = ["RUNS_IN_PROCESS", "Session", "make_session"]
+__all__ = ["RUNS_IN_PROCESS", "Session", "check_driven", "make_session"]
 
 # Those that run wherever the builder does, and cannot take it down with them.
 RUNS_IN_PROCESS = frozenset({"onnxruntime"})
@@ -36,13 +36,21 @@ def make_session(bundle: Bundle, graph: BundleGraph) -> Session:
         RuntimeMissing: What the bundle was compiled for is not here.
         BundleDamaged: The file cannot be loaded.
     """
-    maker = _MAKERS.get(bundle.runtime)
-    if maker is None:
+    check_driven(bundle)
+    return _MAKERS[bundle.runtime](bundle, graph)
+
+
+def check_driven(bundle: Bundle) -> None:
+    """Refuse a bundle whose runtime has tools of its own, before anything of it is looked for.
+
+    Raises:
+        RuntimeMissing: Names the runtime.
+    """
+    if bundle.runtime not in _MAKERS:
         raise RuntimeMissing(
             f"the bundle is for the runtime {bundle.runtime!r}, which this runner does not drive",
             hint="it was compiled for the device: run it there, with that runtime's own tools",
         )
-    return maker(bundle, graph)
 
 
 class _OrtSession:

@@ -77,3 +77,11 @@ def change_metadata(bundle: Path, **changes: object) -> None:
     """Write other values into a bundle's metadata."""
     file = bundle / "metadata.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def parts_without_files(bundle: Path) -> list[dict[str, object]]:
+    """The metadata's parts as a target leaves them that puts all into one file: no graph has one of its own."""
+    parts = json.loads((bundle / "metadata.json").read_text())["parts"]
+    for graph in (graph for part in parts for graph in part["graphs"].values()):
+        graph.pop("file", None)
+    return parts

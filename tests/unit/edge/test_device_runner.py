@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from unit.edge.bundled import DEVICE, bundled, change_metadata, device
+from unit.edge.bundled import DEVICE, bundled, change_metadata, device, parts_without_files
 from unit.edge.exported import VOCAB
 from unit.edge.toy_graph import CONTEXT
 
@@ -215,6 +215,11 @@ DAMAGES = {
     "missing": (lambda folder: (folder / "weights.data").unlink(), "weights.data is missing"),
     "short": (lambda folder: (folder / "head_ar1.onnx").write_bytes(b"x"), "head_ar1.onnx has 1 bytes"),
     "elsewhere": (lambda folder: change_metadata(folder, runtime="coreml"), "compiled for the device: run it there"),
+    # As llama.cpp's: one file for all parts, none of which has a graph of its own.
+    "one_file": (
+        lambda folder: change_metadata(folder, runtime="llama.cpp", parts=parts_without_files(folder), embedding=None),
+        "compiled for the device: run it there",
+    ),
     "qnn": (lambda folder: change_metadata(folder, runtime="onnxruntime-qnn"), "compiled for the device: run it there"),
 }
 
