@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -47,6 +48,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if os.environ.get("OCTAVO_TEST_NO_SKIPS") and skipped:
         terminalreporter.write_line(f"{len(skipped)} tests were skipped, and none may be here", red=True)
         terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes a disk of a size as mount writes it ("1m"), in memory; gives the folder where it is mounted."""
+    folders: list[Path] = []
+
+    def make(size: str) -> Path:
+        folder = tmp_path / f"disk-{size}"
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+            pytest.skip("needs the right to mount a file system")
+        folders.append(folder)
+        return folder
+
+    yield make
+    for folder in folders:
+        # A process that was killed may still be on its way out.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture(scope="session")

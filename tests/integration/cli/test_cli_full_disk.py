@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,9 @@ from octavo_common.models.catalog import CATALOG, WheelModel
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small(small_disk: Callable[[str], Path]) -> Path:
     """A folder on a disk of 8 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to mount a file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    return small_disk("8m")
 
 
 def test_a_database_that_finds_the_disk_full_says_so_first(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -179,16 +177,9 @@ async def test_what_only_the_model_shows_fails_the_build_before_its_first_stage(
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small(small_disk: Callable[[str], Path]) -> Path:
     """A folder on a disk of 1 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to mount a file system")
-    yield folder
-    # A builder that was killed may still be on its way out.
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    return small_disk("1m")
 
 
 async def test_a_full_disk_fails_the_build_by_its_name_and_leaves_nothing_under_its_final_one(

@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -104,15 +103,9 @@ def test_a_file_that_has_changed_is_found_by_its_digest(library: Library) -> Non
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small(small_disk: Callable[[str], Path]) -> Path:
     """A folder on a disk of 1 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to mount a file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    return small_disk("1m")
 
 
 def test_a_full_disk_is_named(small: Path) -> None:
