@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from octavo import parsing
-from octavo.errors import InvalidArgumentError
 from octavo.fields import build
 from octavo.retry import Safety
 from octavo.v1 import gateway_pb2, jobs_pb2
@@ -153,11 +152,7 @@ def list_jobs(
         assert isinstance(answer, jobs_pb2.ListJobsResponse)
         return [parsing.job(job) for job in answer.jobs], answer.next_page_token
 
-    try:
-        numbers = [parsing.STATE_NUMBERS[JobState(state)] for state in states]
-    except ValueError as error:
-        known = ", ".join(JobState)
-        raise InvalidArgumentError(str(error), hint=f"the states are {known}", param="states") from error
+    numbers = parsing.state_numbers(states)
     return Call(
         path="/octavo.v1.JobService/ListJobs",
         request=build(

@@ -102,11 +102,7 @@ def list_builds(
         assert isinstance(answer, builder_pb2.ListBuildsResponse)
         return [parsing_builds.build(one) for one in answer.builds], answer.next_page_token
 
-    try:
-        numbers = [parsing.STATE_NUMBERS[JobState(state)] for state in states]
-    except ValueError as error:
-        known = ", ".join(JobState)
-        raise InvalidArgumentError(str(error), hint=f"the states are {known}", param="states") from error
+    numbers = parsing.state_numbers(states)
     return Call(
         path=f"{_SERVICE}/ListBuilds",
         request=build(

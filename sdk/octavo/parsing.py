@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from octavo.errors import InvalidArgumentError
 from octavo.v1 import common_pb2, gateway_pb2, jobs_pb2, worker_pb2
 from octavo.values import (
     Choice,
@@ -33,7 +34,7 @@ _STATES: dict[int, JobState] = {
     jobs_pb2.JOB_STATE_FAILED: JobState.FAILED,
     jobs_pb2.JOB_STATE_CANCELLED: JobState.CANCELLED,
 }
-STATE_NUMBERS: dict[JobState, int] = {state: number for number, state in _STATES.items()}
+_STATE_NUMBERS: dict[JobState, int] = {state: number for number, state in _STATES.items()}
 _FINISH: dict[int, FinishReason] = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -247,3 +248,11 @@ def step_record(message: worker_pb2.StepRecord) -> StepRecord:
         num_prefix_asked_tokens=message.num_prefix_asked_tokens,
         num_prefix_found_tokens=message.num_prefix_found_tokens,
     )
+
+
+def state_numbers(states: Iterable[JobState | str]) -> list[int]:
+    """States as messages have them. Raises InvalidArgumentError for what is none."""
+    try:
+        return [_STATE_NUMBERS[JobState(state)] for state in states]
+    except ValueError as error:
+        raise InvalidArgumentError(str(error), hint=f"the states are {', '.join(JobState)}", param="states") from error
