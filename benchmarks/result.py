@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -46,6 +47,13 @@ class Result:
     def holds(self) -> bool:
         """Whether all checks hold."""
         return all(check.holds for check in self.checks)
+
+
+def commit() -> str:
+    """The short name of the commit that is checked out, or "unknown"."""
+    argv = ["git", "rev-parse", "--short", "HEAD"]
+    told = subprocess.run(argv, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip()
+    return told or "unknown"
 
 
 def describe_machine() -> dict[str, object]:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result import describe_machine
+from benchmarks.result import commit, describe_machine
 from benchmarks.serving import demo_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -159,7 +159,7 @@ def run(step: Step, folder: Path) -> Outcome:
     """Run a step; its words go to a log beside its result."""
     written = folder / f"{step.name}.json"
     written.unlink(missing_ok=True)
-    commit, machine = _commit(), describe_machine()
+    at, machine = commit(), describe_machine()
     log = folder / f"{step.name}.log"
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
@@ -179,7 +179,7 @@ def run(step: Step, folder: Path) -> Outcome:
     return Outcome(
         step=step.name,
         day=f"{datetime.now(UTC):%Y-%m-%d}",
-        commit=commit,
+        commit=at,
         machine=dict(machine),
         passed=code == 0,
         minutes=(time.monotonic() - started) / 60,
@@ -222,12 +222,6 @@ def read_known(file: Path) -> dict[str, Outcome]:
     if not file.exists():
         return {}
     return {name: Outcome(**values) for name, values in json.loads(file.read_text(encoding="utf-8")).items()}
-
-
-def _commit() -> str:
-    argv = ["git", "rev-parse", "--short", "HEAD"]
-    told = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    return told or "unknown"
 
 
 def _benchmark(result: dict[str, Any]) -> Iterable[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 
 from benchmarks.aimet.parts import CONFIG, Extra, Findings, Row
 from benchmarks.result import Check
@@ -62,7 +61,7 @@ def page(found: Findings, settings: Mapping[str, object], promised: Sequence[Che
     told = ", ".join(f"{value} {name}" for name, value in settings.items())
     lines = [
         _HEAD,
-        f"Written by `make aimet-parity` on {datetime.now(UTC):%Y-%m-%d}: {versions}.",
+        f"Written by `make aimet-parity`, its parts {', '.join(found.origins)}: {versions}.",
         f"{told[0].upper()}{told[1:]}. {held} of {len(promised)} promises hold.",
         _SAME,
         *(_row(row) for row in found.rows),

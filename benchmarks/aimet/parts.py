@@ -62,6 +62,8 @@ class Findings:
     """Everything that a run has found so far."""
 
     versions: dict[str, str] = field(default_factory=dict)
+    # Of each part when it ran, and at which commit.
+    origins: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     extras: list[Extra] = field(default_factory=list)
     # Seconds of processor time of each round, alternating.
