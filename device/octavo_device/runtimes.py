@@ -12,10 +12,7 @@ from octavo_device.bundle import Bundle, BundleGraph
 from octavo_device.errors import BundleDamaged, RuntimeMissing
 from octavo_device.qnn import check_qnn, qnn_settings
 
-__all__ = ["RUNS_IN_PROCESS", "Session", "check_driven", "make_session"]
-
-# Those that run wherever the builder does, and cannot take it down with them.
-RUNS_IN_PROCESS = frozenset({"onnxruntime"})
+__all__ = ["Session", "check_driven", "make_session"]
 
 Arrays = dict[str, NDArray[Any]]
 _ERRORS_ONLY = 3

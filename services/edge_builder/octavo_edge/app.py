@@ -335,7 +335,7 @@ def finishing(request: BuildRequest, name: str, target: Target) -> Pipeline[Expo
     from octavo_edge.stages.deploy import Deploy
 
     options = request.target_options.get(name, CompileOptions())
-    deploy = Deploy(model=request.model.name, recipe=request.recipe.name)
+    deploy = Deploy(model=request.model.name, recipe=request.recipe.name, replays=target.profile.replays)
     return pipeline(Compile(target=target, options=options)).then(deploy)
 
 

@@ -28,6 +28,8 @@ class TargetProfile:
     memory_bytes: int | None = None
     # Whether the files that it makes also run on the machine that makes them.
     runs_here: bool = True
+    # Whether the device's own runner drives its bundles on the machine that builds them.
+    replays: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

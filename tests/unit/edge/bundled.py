@@ -49,7 +49,9 @@ def deployed(model: ExportedModel, folder: Path, target: Target | None = None) -
     """The bundle of an exported model, and what the stage told."""
     compiling, deploying = context(folder / "compiled"), context(folder / "bundle")
     Compile(target=target or OnnxRuntimeTarget()).run(model, compiling)
-    outcome = Deploy(model="toy", recipe="fast").run(CompiledBlob(path=compiling.out, digest="3" * 64), deploying)
+    outcome = Deploy(model="toy", recipe="fast", replays=True).run(
+        CompiledBlob(path=compiling.out, digest="3" * 64), deploying
+    )
     return Bundle(path=deploying.out, digest="4" * 64), outcome
 
 

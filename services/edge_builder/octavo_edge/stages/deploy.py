@@ -6,7 +6,6 @@ Knows no tool-chain. What can run here is run, with the code that devices run.
 from __future__ import annotations
 
 import json
-import math
 import platform
 import shutil
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from octavo_common.errors import Internal
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
 from octavo_device.bundle import TablePlace, read_bundle
-from octavo_device.runtimes import RUNS_IN_PROCESS
 from octavo_device.spec import read_spec
 from octavo_device.text import ChatPieces, Turn
 from octavo_device.verify import limit_db, replay
@@ -33,18 +31,26 @@ _NUM_WORST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deploy:
-    """A compiled model to a bundle; ``model`` and ``recipe`` are names for people."""
+    """A compiled model to a bundle; ``model`` and ``recipe`` are names for people.
+
+    ``replays`` says that the bundle's vectors are replayed here by the device's own runner; else only a device can.
+    """
 
     model: str
     recipe: str
+    replays: bool
     name: str = "deploy"
     output: type[Bundle] = Bundle
-    gates: tuple[Gate, ...] = (Gate(metric="num_outputs_below_limit", at_most=0),)
 
     @property
     def cache_key(self) -> str:
-        """The names."""
-        return json.dumps([self.model, self.recipe])
+        """The names, and whether it is replayed."""
+        return json.dumps([self.model, self.recipe, self.replays])
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """None on what only a device can measure."""
+        return (Gate(metric="num_outputs_below_limit", at_most=0),) if self.replays else ()
 
     def run(self, source: CompiledBlob, ctx: StageContext) -> StageOutcome:
         """Copy, write, and replay the vectors from the bundle."""
@@ -76,7 +82,7 @@ class Deploy:
         place = None if table is None else TablePlace(**{**table, "shape": tuple(table["shape"])})
         write_metadata(out, facts, spec, manifest, blob, place)
         ctx.step(1, 2, "replaying the vectors")
-        return _outcome(out, warnings, ctx)
+        return _outcome(out, warnings, ctx, replays=self.replays)
 
 
 def _copy(source: Path, blob: Blob, out: Path) -> None:
@@ -113,12 +119,11 @@ def _prefix(tokenizer: Tokenizer) -> list[int]:
     return framed[: next(start for start in starts if framed[start : start + len(bare)] == bare)]
 
 
-def _outcome(out: Path, warnings: list[str], ctx: StageContext) -> StageOutcome:
+def _outcome(out: Path, warnings: list[str], ctx: StageContext, *, replays: bool) -> StageOutcome:
     bundle = read_bundle(out)
     losses: dict[str, float] = {}
     rows: list[dict[str, object]] = []
-    replayed = bundle.runtime in RUNS_IN_PROCESS
-    if replayed:
+    if replays:
         for result in replay(bundle):
             ctx.step(1, 2, f"replayed {result.part}, {result.ar} tokens")
             worst_output, worst_db = result.worst
@@ -132,16 +137,22 @@ def _outcome(out: Path, warnings: list[str], ctx: StageContext) -> StageOutcome:
         metrics={
             "size_bytes": float(sum(bundle.files.values())),
             "num_files": float(len(bundle.files)),
-            "num_outputs_replayed": float(len(losses)),
-            "num_outputs_below_limit": float(sum(db < limit for db in losses.values())),
-            **({"replay_worst_sqnr_db": min(losses.values(), default=math.inf)} if replayed else {}),
+            **(_replayed(losses, limit) if replays else {}),
         },
         warnings=tuple(warnings),
         worst=tuple(TensorLoss(tensor=name, sqnr_db=db) for name, db in worst[:_NUM_WORST]),
         details={
             "runtime": bundle.runtime,
-            "replay": f"here, limit {limit:g} dB" if replayed else "on the device: `octavo device verify DIR`",
+            "replay": f"here, limit {limit:g} dB" if replays else "on the device: `octavo device verify DIR`",
             "graphs_replayed": rows,
             "files_mb": {name: num_bytes / 1e6 for name, num_bytes in bundle.files.items()},
         },
     )
+
+
+def _replayed(losses: dict[str, float], limit: float) -> dict[str, float]:
+    return {
+        "num_outputs_replayed": float(len(losses)),
+        "num_outputs_below_limit": float(sum(db < limit for db in losses.values())),
+        "replay_worst_sqnr_db": min(losses.values()),
+    }

@@ -35,7 +35,7 @@ class OnnxRuntimeTarget:
     @property
     def profile(self) -> TargetProfile:
         """All of ONNX's operators and all schemes."""
-        return TargetProfile(name="onnxruntime", version=installed_version("onnxruntime"))
+        return TargetProfile(name="onnxruntime", version=installed_version("onnxruntime"), replays=True)
 
     def missing(self) -> list[str]:
         """Why it cannot run here."""
