@@ -225,6 +225,26 @@ def test_a_finished_build_shows_its_report(built: Build, document: dict) -> None
     assert [(row["name"], row["sha256"]) for row in shown["name/3"]] == [(f.name, f.sha256) for f in built.result.files]
 
 
+def test_the_jobs_page_leads_from_a_build_to_its_page(built: Build) -> None:
+    def script() -> None:
+        from octavo_ui.views import jobs
+
+        jobs.page()
+
+    listed = AppTest.from_function(script, default_timeout=120).run()
+    assert not listed.exception and not listed.error
+    links = {row["id"]: row["build"] for row in listed.dataframe[0].value.to_dict("records")}
+    assert links[built.id] == f"/builds?build={built.id}"
+    one = AppTest.from_function(script, default_timeout=120)
+    one.query_params["job"] = built.id
+    one.run()
+    assert not one.exception and not one.error
+    (told,) = [text.value for text in one.markdown if "(/builds?" in text.value]
+    query = dict([told.partition("?")[2].rstrip(")").split("=")])
+    # Where it leads is the build that the job is.
+    assert figures(page(**query))["State"] == "succeeded"
+
+
 def test_its_charts_are_of_the_reports_figures(built: Build, document: dict) -> None:
     app = page(build=built.id)
     quantise = next(stage["outcome"] for stage in document["stages"] if stage["stage"] == "quantise")

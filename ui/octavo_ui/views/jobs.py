@@ -11,6 +11,7 @@ from octavo_ui import api, charts
 from octavo_ui.figures import clock
 
 PAGE_SIZE = 100
+EDGE_BUILD = "edge_build"
 
 
 def page() -> None:
@@ -34,7 +35,12 @@ def _list() -> None:
         st.info("No job matches." if states or model else "No job yet. The Prompt page makes one.")
         return
     chosen = st.dataframe(
-        [_row(job) for job in jobs], hide_index=True, on_select="rerun", selection_mode="single-row", key="jobs"
+        [_row(job) for job in jobs],
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="single-row",
+        key="jobs",
+        column_config={"build": st.column_config.LinkColumn(display_text="open")},
     )
     rows = chosen["selection"]["rows"]
     if rows:
@@ -52,7 +58,13 @@ def _row(job: Job) -> dict[str, object]:
         "created": clock(job.created_at),
         "seconds": _seconds(job.created_at, job.ended_at),
         "losses": job.num_losses,
+        # A build has a page of its own, which knows of stages and files.
+        "build": _build_page(job) if job.kind == EDGE_BUILD else None,
     }
+
+
+def _build_page(job: Job) -> str:
+    return f"/builds?build={job.id}"
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:
@@ -65,6 +77,8 @@ def _detail(job_id: str) -> None:
         st.rerun()
     job = api.client().jobs.get(job_id)
     _actions(job)
+    if job.kind == EDGE_BUILD:
+        st.markdown(f"It is a build for devices: [its stages, report and files]({_build_page(job)})")
     live = st.fragment(_state, run_every=None if job.state.ended else "1s")
     live(job_id)
 
