@@ -21,7 +21,7 @@ class BuildView:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
         self._progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
         self._task: TaskID | None = None
-        self._clock, self._stage, self._said_s = clock, "", 0.0
+        self._clock, self._title, self._said_s = clock, "", 0.0
 
     def show(self, event: octavo.BuildEvent) -> None:
         """Show what has happened."""
@@ -36,23 +36,23 @@ class BuildView:
     def _end_stage(self, stage: octavo.BuildStage) -> None:
         self._stop_bar()
         how = "as before" if stage.cached else f"{stage.duration_s:.1f} s"
-        say(f"{stage.stage}: {stage.size_bytes / 1e6:.1f} MB, {how}")
+        say(f"{stage.title}: {stage.size_bytes / 1e6:.1f} MB, {how}")
         for warning in stage.warnings:
-            say(f"{stage.stage}: warning: {warning}")
+            say(f"{stage.title}: warning: {warning}")
 
     def _step(self, progress: octavo.BuildProgress) -> None:
-        text = f"{progress.stage} {progress.done}/{progress.total} {progress.what}".rstrip()
+        text = f"{progress.title} {progress.done}/{progress.total} {progress.what}".rstrip()
         if err.is_terminal:
-            if progress.stage != self._stage or self._task is None:
+            if progress.title != self._title or self._task is None:
                 self._stop_bar()
                 self._task = self._progress.add_task(text, total=progress.total or None)
             self._progress.update(
                 self._task, description=text[:80], completed=progress.done, total=progress.total or None
             )
-        elif progress.stage != self._stage or self._clock.monotonic() - self._said_s >= _EVERY_S:
+        elif progress.title != self._title or self._clock.monotonic() - self._said_s >= _EVERY_S:
             self._said_s = self._clock.monotonic()
             say(text)
-        self._stage = progress.stage
+        self._title = progress.title
 
     def _stop_bar(self) -> None:
         if self._task is not None:

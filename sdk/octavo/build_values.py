@@ -19,6 +19,13 @@ class BuildProgress:
     num_stages_done: int = 0
     # Since the builder took it.
     elapsed_s: float = 0.0
+    # That the stage is for; empty for stages that all targets share.
+    target: str = ""
+
+    @property
+    def title(self) -> str:
+        """The stage's name, with its target's if it has one."""
+        return _title(self.stage, self.target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,13 @@ class BuildStage:
     gates: tuple[BuildGate, ...] = ()
     warnings: tuple[str, ...] = ()
     worst: tuple[TensorLoss, ...] = ()
+    # That the stage was for; empty for stages that all targets share.
+    target: str = ""
+
+    @property
+    def title(self) -> str:
+        """The stage's name, with its target's if it has one."""
+        return _title(self.stage, self.target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +138,7 @@ class FileChunk:
 
 
 BuildEvent = Build | BuildProgress | BuildStage
+
+
+def _title(stage: str, target: str) -> str:
+    return f"{stage} for {target}" if target else stage

@@ -45,6 +45,7 @@ def progress(message: builder_pb2.BuildProgress) -> BuildProgress:
         what=message.what,
         num_stages_done=message.num_stages_done,
         elapsed_s=parsing.seconds(message.elapsed),
+        target=message.target,
     )
 
 
@@ -68,6 +69,7 @@ def stage(message: builder_pb2.BuildStage) -> BuildStage:
         ),
         warnings=tuple(message.warnings),
         worst=tuple(TensorLoss(tensor=loss.tensor, sqnr_db=loss.sqnr_db) for loss in message.worst),
+        target=message.target,
     )
 
 

@@ -1,6 +1,6 @@
 """What a build has brought, as the page shows it: from its report's document, or from its job alone. Pure.
 
-The document (``report.json`` among the build's files) knows more: which stage was for which target, and tables.
+The document (``report.json`` among the build's files) knows more: how each target ended, and tables.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ class TargetOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEntry:
-    """A stage that has ended. ``target`` is empty for one that all targets share; ``details`` are its tables."""
+    """A stage that has ended; ``details`` are its tables."""
 
     stage: BuildStage
-    target: str = ""
     unsupported_ops: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def title(self) -> str:
         """The stage's name, with its target's if it has one."""
-        return f"{self.stage.stage} for {self.target}" if self.target else self.stage.stage
+        return self.stage.title
 
     @property
     def at_fault(self) -> tuple[TensorLoss, ...]:
@@ -134,10 +133,10 @@ def _entry(values: Mapping[str, Any]) -> StageEntry:
         gates=tuple(_gate(gate) for gate in values["gates"]),
         warnings=tuple(outcome["warnings"]),
         worst=_losses(outcome["worst"]),
+        target=values["target"],
     )
     return StageEntry(
         stage=stage,
-        target=values["target"],
         unsupported_ops=tuple(outcome["unsupported_ops"]),
         details=outcome["details"],
     )

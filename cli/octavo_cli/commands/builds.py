@@ -56,7 +56,7 @@ def show(context: Context, build_id: str, as_json: bool) -> None:
     click.echo(f"{build.result.outcome}, {build.result.duration_s:.1f} s")
     stages = [
         (
-            stage.stage,
+            stage.title,
             "as before" if stage.cached else f"{stage.duration_s:.1f} s",
             f"{stage.size_bytes / 1e6:.1f} MB",
             f"{stage.peak_memory_bytes / 1e6:.0f} MB",
@@ -134,7 +134,7 @@ def targets(context: Context, as_json: bool) -> None:
 
 def _row(build: octavo.Build) -> tuple[Any, ...]:
     progress = build.progress
-    stage = f"{progress.stage} {progress.done}/{progress.total}" if progress else ""
+    stage = f"{progress.title} {progress.done}/{progress.total}" if progress else ""
     why = build.job.failure.message if build.job.failure else ""
     recipe = build.recipe or "of its own"
     return (

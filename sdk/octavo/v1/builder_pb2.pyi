@@ -86,23 +86,25 @@ class Build(_message.Message):
     def __init__(self, job: _Optional[_Union[_jobs_pb2.Job, _Mapping]] = ..., spec: _Optional[_Union[BuildSpec, _Mapping]] = ..., progress: _Optional[_Union[BuildProgress, _Mapping]] = ..., result: _Optional[_Union[BuildResult, _Mapping]] = ...) -> None: ...
 
 class BuildProgress(_message.Message):
-    __slots__ = ("stage", "done", "total", "what", "num_stages_done", "elapsed")
+    __slots__ = ("stage", "done", "total", "what", "num_stages_done", "elapsed", "target")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_DONE_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     stage: str
     done: int
     total: int
     what: str
     num_stages_done: int
     elapsed: _duration_pb2.Duration
-    def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ..., num_stages_done: _Optional[int] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    target: str
+    def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ..., num_stages_done: _Optional[int] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., target: _Optional[str] = ...) -> None: ...
 
 class BuildStage(_message.Message):
-    __slots__ = ("stage", "cached", "duration", "size_bytes", "peak_memory_bytes", "metrics", "gates", "warnings", "worst")
+    __slots__ = ("stage", "cached", "duration", "size_bytes", "peak_memory_bytes", "metrics", "gates", "warnings", "worst", "target")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +121,7 @@ class BuildStage(_message.Message):
     GATES_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     WORST_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     stage: str
     cached: bool
     duration: _duration_pb2.Duration
@@ -128,7 +131,8 @@ class BuildStage(_message.Message):
     gates: _containers.RepeatedCompositeFieldContainer[BuildGate]
     warnings: _containers.RepeatedScalarFieldContainer[str]
     worst: _containers.RepeatedCompositeFieldContainer[TensorLoss]
-    def __init__(self, stage: _Optional[str] = ..., cached: _Optional[bool] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., size_bytes: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., gates: _Optional[_Iterable[_Union[BuildGate, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., worst: _Optional[_Iterable[_Union[TensorLoss, _Mapping]]] = ...) -> None: ...
+    target: str
+    def __init__(self, stage: _Optional[str] = ..., cached: _Optional[bool] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., size_bytes: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., gates: _Optional[_Iterable[_Union[BuildGate, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., worst: _Optional[_Iterable[_Union[TensorLoss, _Mapping]]] = ..., target: _Optional[str] = ...) -> None: ...
 
 class BuildGate(_message.Message):
     __slots__ = ("limit", "value", "passes", "advisory")

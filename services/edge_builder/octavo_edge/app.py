@@ -169,12 +169,13 @@ class _Build:
         self._request, self._source, self._clock, self._begun_s = request, source, clock, begun_s
         self._on_stage = on_stage
         self._target = ""  # that is being built now; empty while it is for all
-        self.runs: list[tuple[str, StageRun]] = []
+        self.runs: list[StageRun] = []
         self._outcomes: dict[str, TargetEntry] = {}
 
     def ended(self, run: StageRun) -> None:
         """Note a stage."""
-        self.runs.append((self._target, run))
+        run = replace(run, target=self._target)
+        self.runs.append(run)
         self._on_stage(run)
 
     def build_target(self, name: str, target: Target, exported: ExportedModel, around: Surroundings) -> None:
@@ -184,8 +185,13 @@ class _Build:
             OctavoError: It failed and is the only target, or the last of several that failed, all of them.
         """
         self._target = name
+
+        def on_progress(progress: Progress) -> None:
+            around.on_progress(replace(progress, target=name))
+
         try:
-            finishing(self._request, name, target).run(exported, replace(around, target=target))
+            stages = finishing(self._request, name, target)
+            stages.run(exported, replace(around, target=target, on_progress=on_progress))
         except (Cancelled, NoSpace):
             raise
         except Exception as error:  # of a vendor's tool-chain, which raises what it likes: the others are built
@@ -197,7 +203,7 @@ class _Build:
                 told = "; ".join(f"{entry.name} {entry.outcome}" for entry in self._outcomes.values())
                 raise TargetsFailed(f"no target could be built: {told}", param="target") from error
             return
-        told = (run.report.outcome.details.get("outcome") for of, run in self.runs if of == name)
+        told = (run.report.outcome.details.get("outcome") for run in self.runs if run.target == name)
         self._outcomes[name] = TargetEntry(name=name, outcome=str(next(filter(None, told))), failed=False)
 
     def report(self, outcome: str | None = None) -> BuildReport:
@@ -222,17 +228,17 @@ class _Build:
             outcome=outcome,
             seconds=self._clock.monotonic() - self._begun_s,
             stages=[
-                StageEntry(report=run.report, cached=run.cached, gates=run.gates, target=target)
-                for target, run in self.runs
+                StageEntry(report=run.report, cached=run.cached, gates=run.gates, target=run.target)
+                for run in self.runs
             ],
         )
 
     def files(self) -> dict[str, Path]:
         """What is delivered, by its name in ``out``."""
         files: dict[str, Path] = {}
-        for target, run in self.runs:
-            if isinstance(run.artifact, Bundle) and not self._outcomes[target].failed:
-                prefix = f"{target}/" if len(self._request.targets) > 1 else ""
+        for run in self.runs:
+            if isinstance(run.artifact, Bundle) and not self._outcomes[run.target].failed:
+                prefix = f"{run.target}/" if len(self._request.targets) > 1 else ""
                 files |= tree(run.artifact.path, prefix)
         return files
 

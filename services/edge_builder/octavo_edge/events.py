@@ -68,6 +68,7 @@ def stage_event(run: StageRun) -> BuildStage:
     ]
     return BuildStage(
         stage=report.stage,
+        target=run.target,
         cached=run.cached,
         seconds=report.seconds,
         size_bytes=report.size_bytes,

@@ -38,23 +38,23 @@ class Words:
     """Tells of progress on stderr: a stage's begin and end always, its steps every two seconds."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self._told_s, self._stage = clock, 0.0, ""
+        self._clock, self._told_s, self._title = clock, 0.0, ""
 
     def progress(self, progress: Progress) -> None:
         """Tell of a step, if the last line is old enough or of another stage."""
         now_s = self._clock.monotonic()
-        if progress.stage != self._stage or now_s - self._told_s >= _WORDS_EVERY_S:
-            self._told_s, self._stage = now_s, progress.stage
+        if progress.title != self._title or now_s - self._told_s >= _WORDS_EVERY_S:
+            self._told_s, self._title = now_s, progress.title
             what = f" {progress.what}" if progress.what else ""
-            say(f"{progress.stage}: {progress.done}/{progress.total}{what}")
+            say(f"{progress.title}: {progress.done}/{progress.total}{what}")
 
     def stage(self, run: StageRun) -> None:
         """Tell that a stage ended."""
         report = run.report
         how = "as before" if run.cached else f"{report.seconds:.1f} s, {report.peak_rss_bytes / 1e6:.0f} MB of memory"
-        say(f"{report.stage}: done, {report.size_bytes / 1e6:.1f} MB ({how})")
+        say(f"{run.title}: done, {report.size_bytes / 1e6:.1f} MB ({how})")
         for warning in report.outcome.warnings:
-            say(f"{report.stage}: warning: {warning}")
+            say(f"{run.title}: warning: {warning}")
 
     def built(self, outcome: str, failed_targets: tuple[str, ...]) -> None:
         """The command says it, with the place."""
@@ -62,20 +62,20 @@ class Words:
     def failed(self, error: Exception) -> None:
         """The command says it; here only where the result lies that a gate refuses."""
         if isinstance(error, GateFailed):
-            say(f"{error.run.report.stage}: its result is in {error.run.artifact.path}")
+            say(f"{error.run.title}: its result is in {error.run.artifact.path}")
 
 
 class Events:
     """Writes events to a stream, steps of a stage at most five times a second."""
 
     def __init__(self, clock: Clock, stream: TextIO) -> None:
-        self._clock, self._stream, self._told_s, self._stage = clock, stream, 0.0, ""
+        self._clock, self._stream, self._told_s, self._title = clock, stream, 0.0, ""
 
     def progress(self, progress: Progress) -> None:
         """Tell of a step, if the last one told is old enough or of another stage."""
         now_s = self._clock.monotonic()
-        if progress.stage != self._stage or now_s - self._told_s >= _EVENTS_EVERY_S:
-            self._told_s, self._stage = now_s, progress.stage
+        if progress.title != self._title or now_s - self._told_s >= _EVENTS_EVERY_S:
+            self._told_s, self._title = now_s, progress.title
             self._write(progress)
 
     def stage(self, run: StageRun) -> None:

@@ -12,7 +12,7 @@ from octavo_common.errors import OctavoError, Status
 from octavo_edge.artifacts import Artifact, joined_digest
 from octavo_edge.memory import PeakMemory
 from octavo_edge.report import report_from_json, report_to_json
-from octavo_edge.stage import Cancellation, Gate, Progress, Stage, StageContext, StageReport
+from octavo_edge.stage import Cancellation, Gate, Progress, Stage, StageContext, StageReport, title
 from octavo_edge.store import ArtifactStore, Draft
 from octavo_edge.target import Target
 
@@ -32,6 +32,15 @@ class StageRun:
     cached: bool
     gates: tuple[Gate, ...]
 
+    # That the stage was for; empty: all of them.
+    target: str = ""
+    # It was made before, and the disk had damaged it since.
+    replaced: bool = False
+
+    @property
+    def title(self) -> str:
+        """The stage's name, with its target's if it has one."""
+        return title(self.report.stage, self.target)
     @property
     def failed(self) -> tuple[Gate, ...]:
         """The gates that stop the build."""

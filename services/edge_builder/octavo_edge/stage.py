@@ -20,12 +20,26 @@ Out = TypeVar("Out", bound=Artifact, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a stage is: ``done`` of ``total`` steps, and what it does now ("layer 3")."""
+    """How far a stage is: ``done`` of ``total`` steps, and what it does now ("layer 3").
+
+    ``target`` is the one that the stage is for; empty for stages that all share.
+    """
 
     stage: str
     done: int
     total: int
     what: str = ""
+    target: str = ""
+
+    @property
+    def title(self) -> str:
+        """The stage's name, with its target's if it has one."""
+        return title(self.stage, self.target)
+
+
+def title(stage: str, target: str) -> str:
+    """How a stage is named where there may be several targets."""
+    return f"{stage} for {target}" if target else stage
 
 
 class Cancellation:

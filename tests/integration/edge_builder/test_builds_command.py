@@ -42,8 +42,10 @@ async def run(world: BuilderWorld, *words: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-def words(world: BuilderWorld, out: str, recipe: str = "mine.yaml", model: Path | None = None) -> list[str]:
-    given = ["build", str(model or world.place.model), "--target", "onnxruntime", "--recipe", recipe]
+def words(
+    world: BuilderWorld, out: str, recipe: str = "mine.yaml", model: Path | None = None, target: str = "onnxruntime"
+) -> list[str]:
+    given = ["build", str(model or world.place.model), "--target", target, "--recipe", recipe]
     return [*given, "--context-length", "32", "--ar", "8,1", "--out", out]
 
 
@@ -52,7 +54,7 @@ async def test_a_build_is_typed_shown_listed_and_downloaded(world: BuilderWorld)
     (world.folder / "texts").mkdir()
     (world.folder / "texts" / "a.txt").write_text("The quick brown fox jumps over the lazy dog. " * 60)
     (world.folder / "mine.yaml").write_text(QUICK.replace("2}", "2, texts: [texts/a.txt]}"))
-    code, out, err = await run(world, *words(world, "out"), "--json")
+    code, out, err = await run(world, *words(world, "out", target="onnxruntime,gguf"), "--json")
     assert code == 0, err
     build = json.loads(out)
     assert build["job"]["state"] == "succeeded"
@@ -60,6 +62,9 @@ async def test_a_build_is_typed_shown_listed_and_downloaded(world: BuilderWorld)
     assert "Traceback" not in err
     assert {"report.json", "report.html"} <= {path.name for path in (world.folder / "out").iterdir()}
     code, out, _ = await run(world, "builds", "list", "--json")
+    for name in ("onnxruntime", "gguf"):
+        assert f"compile for {name} 0/" in err
+        assert f"deploy for {name}: " in err
     assert (code, [one["job"]["id"] for one in json.loads(out)]) == (0, [build["job"]["id"]])
     code, out, _ = await run(world, "builds", "show", build["job"]["id"])
     assert code == 0
@@ -67,6 +72,7 @@ async def test_a_build_is_typed_shown_listed_and_downloaded(world: BuilderWorld)
     code, _, err = await run(world, "builds", "download", build["job"]["id"], "report.json", "--out", "one")
     assert code == 0, err
     assert [path.name for path in (world.folder / "one").iterdir()] == ["report.json"]
+    assert [line.startswith("deploy for") for line in out.splitlines()].count(True) == 2
     # Again into the same place: nothing is overwritten, and nothing is built for nothing.
     code, _, err = await run(world, *words(world, "out"))
     assert code == 1

@@ -33,6 +33,7 @@ STAGE = BuildStage(
     gates=(BuildGate(limit="kl_nats <= 0.1", value=0.25, passes=False), BuildGate(limit="x", value=None, passes=False)),
     warnings=("few",),
     worst=(TensorLoss(tensor="logits", sqnr_db=12.5),),
+    target="coreml",
 )
 RESULT = BuildResult(
     outcome="compiled+run",
@@ -47,7 +48,12 @@ FAILURE = JobFailure(code="GATE_FAILED", message="worse")
 def test_specs_progress_and_results_come_back_from_json() -> None:
     assert BuildSpec.from_json(SPEC.to_json()) == SPEC
     assert BuildResult.from_json(RESULT.to_json()) == RESULT
-    progress = BuildProgress(stage="adapt", done=1, total=2, what="layer 0", num_stages_done=3, elapsed_s=0.5)
+    # Of a builder that did not say it yet.
+    earlier = {name: value for name, value in STAGE.to_json().items() if name != "target"}
+    assert BuildStage.from_json(earlier) == replace(STAGE, target="")
+    progress = BuildProgress(
+        stage="adapt", done=1, total=2, what="layer 0", num_stages_done=3, elapsed_s=0.5, target="t"
+    )
     assert BuildProgress.from_json(progress.to_json()) == progress
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,8 +77,8 @@ def built(place):
 
 
 def ends(told: list[str]) -> list[tuple[str, bool]]:
-    """Stages that ended, and whether their result was there before."""
-    return [(line.partition(":")[0], "as before" in line) for line in told if ": done, " in line]
+    """Stages that ended, and whether their result was there before; of any target."""
+    return [(re.split(":| for ", line)[0], "as before" in line) for line in told if ": done, " in line]
 
 
 def test_the_delivery_has_what_a_device_needs(built):
@@ -164,6 +165,11 @@ def test_a_target_that_fails_fails_alone(place, built, monkeypatch):
     assert code == 1
     # What all targets share was there, and only what fails is not made.
     assert [stage for stage, cached in ends(told) if cached] == STAGES
+    # Each stage that is one target's own says whose it is, as it begins and as it ends.
+    begun = [line.partition(":")[0] for line in told if ": 0/" in line]
+    assert "compile for crashing" in begun and "compile for onnxruntime" not in begun
+    done = [line.partition(":")[0] for line in told if ": done, " in line]
+    assert done == [*STAGES[:4], "compile for onnxruntime", "deploy for onnxruntime"]
     out = place.folder / "several"
     assert {path.name for path in out.iterdir()} == {"onnxruntime", "report.json", "report.html"}
     assert (out / "onnxruntime" / "metadata.json").read_bytes() == (built / "metadata.json").read_bytes()
@@ -220,7 +226,7 @@ def test_goes_on_at_the_stage_where_it_was_stopped(place, number, code, stage):
     process = place.start("stopped", store=store)
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith(f"{stage}:"):
+        if line.startswith((f"{stage}:", f"{stage} for ")):
             break
     process.send_signal(number)
     told = process.communicate(timeout=100)[1]

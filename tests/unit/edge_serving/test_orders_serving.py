@@ -164,6 +164,8 @@ STAGE = BuildStage(
     gates=(BuildGate(limit="sqnr_db >= 1", value=float("inf"), passes=True),),
     warnings=("few",),
     worst=(TensorLoss(tensor="logits", sqnr_db=-3.5),),
+    target="coreml",
+    replaced=True,
 )
 
 
@@ -171,6 +173,7 @@ STAGE = BuildStage(
     "event",
     [
         Progress(stage="adapt", done=1, total=4, what="layer 0"),
+        Progress(stage="compile", done=1, total=4, target="coreml"),
         STAGE,
         Built(outcome="compiled+run", failed_targets=("coreml",)),
         JobFailure(code="GATE_FAILED", message="worse", hint="less", status="FAILED_PRECONDITION", param="x"),

@@ -67,6 +67,7 @@ def test_a_report_is_read_as_its_builder_wrote_it():
         ),
         warnings=("few windows",),
         worst=(TensorLoss(tensor="key_1", sqnr_db=12.5),),
+        target="device",
     )
     assert found.at_fault == found.stage.worst
 

@@ -81,9 +81,9 @@ def _waiting(build: Build) -> None:
 
 def _progress(progress: BuildProgress) -> None:
     first, second, third = st.columns(3)
-    first.metric("Stage", progress.stage)
+    first.metric("Stage", progress.title)
     second.metric("Stages done", progress.num_stages_done)
     third.metric("Since it began", duration(progress.elapsed_s))
     share = progress.done / progress.total if progress.total else 0.0
     what = f": {progress.what}" if progress.what else ""
-    st.progress(min(max(share, 0.0), 1.0), text=f"{progress.stage}, {progress.done} of {progress.total}{what}")
+    st.progress(min(max(share, 0.0), 1.0), text=f"{progress.title}, {progress.done} of {progress.total}{what}")

@@ -84,4 +84,4 @@ def _row(build: Build) -> dict[str, object]:
 
 
 def _told(progress: BuildProgress) -> str:
-    return f"{progress.stage}, {progress.done} of {progress.total}"
+    return f"{progress.title}, {progress.done} of {progress.total}"

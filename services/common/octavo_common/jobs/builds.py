@@ -56,6 +56,8 @@ class BuildProgress:
     num_stages_done: int = 0
     # Since the builder took it.
     elapsed_s: float = 0.0
+    # That the stage is for; empty: all of them.
+    target: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -100,6 +102,10 @@ class BuildStage:
     warnings: tuple[str, ...] = ()
     # The tensors that lost most, worst first.
     worst: tuple[TensorLoss, ...] = ()
+    # That the stage was for; empty: all of them.
+    target: str = ""
+    # It was kept, and found damaged.
+    replaced: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; what is infinite is a word."""
@@ -118,6 +124,8 @@ class BuildStage:
             gates=tuple(_gate(gate) for gate in value["gates"]),
             warnings=tuple(value["warnings"]),
             worst=tuple(TensorLoss(tensor=loss["tensor"], sqnr_db=float(loss["sqnr_db"])) for loss in value["worst"]),
+            target=value.get("target", ""),
+            replaced=value.get("replaced", False),
         )
 
 

@@ -17,6 +17,7 @@ def progress(value: BuildProgress) -> builder_pb2.BuildProgress:
         what=value.what,
         num_stages_done=value.num_stages_done,
         elapsed=duration(value.elapsed_s),
+        target=value.target,
     )
 
 
@@ -35,6 +36,7 @@ def stage(value: BuildStage) -> builder_pb2.BuildStage:
         ],
         warnings=value.warnings,
         worst=[builder_pb2.TensorLoss(tensor=loss.tensor, sqnr_db=loss.sqnr_db) for loss in value.worst],
+        target=value.target,
     )
 
 

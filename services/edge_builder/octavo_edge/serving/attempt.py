@@ -15,6 +15,7 @@ from octavo_common.jobs.spec import JobFailure
 from octavo_edge.events import Built
 from octavo_edge.serving.meters import Seen
 from octavo_edge.serving.progress import BuildLog
+from octavo_edge.stage import title
 
 
 class Stop(Enum):
@@ -116,7 +117,8 @@ def stalled(end: End, build_log: BuildLog, after_s: float) -> JobFailure:
 
 
 def _where(build_log: BuildLog) -> str:
-    return f" in {build_log.progress.stage}" if build_log.progress else ""
+    progress = build_log.progress
+    return f" in {title(progress.stage, progress.target)}" if progress else ""
 
 
 def _last_words(end: End) -> str:

@@ -32,7 +32,12 @@ class Seen:
         self._instruments.add(names.BUILDS, 1, {names.OUTCOME: outcome})
         self._instruments.record(names.BUILD_TIME, self._clock.monotonic() - self._begun_s, {names.OUTCOME: outcome})
         for stage in stages:
-            event = {names.STAGE: stage.stage, names.STAGE_CACHED: stage.cached, names.STAGE_SECONDS: stage.seconds}
+            event = {
+                names.STAGE: stage.stage,
+                names.STAGE_TARGET: stage.target,
+                names.STAGE_CACHED: stage.cached,
+                names.STAGE_SECONDS: stage.seconds,
+            }
             self._span.add_event(names.EVENT_STAGE, event)
             if not stage.cached:
                 self._instruments.record(names.BUILD_STAGE_TIME, stage.seconds, {names.STAGE: stage.stage})

@@ -39,7 +39,11 @@ class BuildLog:
     def step(self, progress: Progress) -> None:
         """Note how far the running stage is."""
         self._progress = BuildProgress(
-            stage=progress.stage, done=progress.done, total=progress.total, what=progress.what
+            stage=progress.stage,
+            target=progress.target,
+            done=progress.done,
+            total=progress.total,
+            what=progress.what,
         )
         self._tell()
 
