@@ -142,6 +142,12 @@ def steps(model: Path, folder: Path) -> list[Step]:
             argv=("-m", "benchmarks.peers", str(model), "--json", str(folder / "peers.json")),
             timeout_s=2 * 3600,
         ),
+        Step(
+            name="executorch",
+            about="the edge builder's ExecuTorch programs, run by the library in its own environment",
+            argv=("-m", "benchmarks.executorch"),
+            timeout_s=2 * 3600,
+        ),
         Step(name="slow", about="the slow tests", argv=(*tests, "slow and not docker and not gpu"), timeout_s=7200),
         *bench,
         *compared,
