@@ -1,7 +1,7 @@
 """Compares the edge builder's quantiser with Qualcomm's AIMET, and lets AIMET read our encodings: docs/aimet.md.
 
-Usage: python -m benchmarks.aimet [MODEL] [--cut] [--only toy,first,whole,defaults] [--graph FOLDER] [--json FILE]
-[--page FILE]
+Usage: python -m benchmarks.aimet [MODEL] [--cut] [--only search,toy,first,whole,defaults] [--graph FOLDER]
+[--json FILE] [--page FILE]
 
 AIMET is installed into an environment of its own. Parts that ``--only`` leaves out are told as they came out last.
 The exit code is 0 when every promise holds.
@@ -12,36 +12,41 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
-# Before numpy is imported. Where other things run, two threads of a matrix product mostly wait for each other, and
-# that would be what is timed. AIMET's processes inherit it.
+# Before numpy is imported: where other things run, threads of a matrix product mostly wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from benchmarks.aimet.checks import FIRST, TOY, WHOLE, checks, page
 from benchmarks.aimet.environment import FOLDER, TORCH, VERSION, interpreter
 from benchmarks.aimet.kept import keep, kept
-from benchmarks.aimet.material import Size, first_layers, material, random_model
-from benchmarks.aimet.ours import DEFAULTS, in_first_layers, methods
-from benchmarks.aimet.parts import SCHEMAS, Aimet, Bench, Extra, Findings, Row, told
-from benchmarks.result import Result, report
+from benchmarks.aimet.material import Material, Size, first_layers, material, random_model
+from benchmarks.aimet.ours import DEFAULTS, Loss, in_first_layers, methods
+from benchmarks.aimet.parts import SCHEMAS, Bench, Extra, Findings, Origin, Row, aimet, time_searches, told
+from benchmarks.result import Result, commit, report
 from benchmarks.serving import demo_model
 
-PARTS = ("toy", "first", "whole", "defaults")
+PARTS = ("search", "toy", "first", "whole", "defaults")
 TOY_SIZE = Size(context_length=128, ar=32, num_calibration=8, num_judging=8)
-NUM_CANDIDATES, NUM_SEARCH_BATCHES, NUM_ROUNDS, NUM_LAYERS = 20, 4, 2, 4
+NUM_CANDIDATES, NUM_SEARCH_BATCHES, NUM_ROUNDS, NUM_LAYERS = 20, 4, 3, 4
+# The first layers by themselves predict next to nothing, so that their perplexity needs more text to be told apart.
+MORE_JUDGING = 4
 
 
 class Run:
     """One part; ``found`` grows, and is told after every step."""
 
-    def __init__(self, args: argparse.Namespace, python: Path, changed: Callable[[Findings], None]) -> None:
+    def __init__(
+        self, args: argparse.Namespace, python: Path, origin: Origin, changed: Callable[[Findings], None]
+    ) -> None:
         self._args, self._python, self._changed = args, python, changed
         self._methods = methods(num_candidates=NUM_CANDIDATES, num_search_batches=NUM_SEARCH_BATCHES)
-        self.found = Findings()
+        self.found = Findings(origins=[origin])
         own = {name: importlib.metadata.version(name) for name in ("onnxruntime", "onnx", "numpy")}
         self.found.versions = {"aimet-onnx": VERSION, "its torch": TORCH.partition("==")[2], **own}
 
@@ -51,21 +56,29 @@ class Run:
         for name, method in self._methods.items():
             self._add(f"{TOY}, {name}", lambda method=method: bench.compare(method, SCHEMAS))
 
-    def first(self) -> None:
-        """SeqMSE on the first layers, and how long it takes."""
-        model = first_layers(self._model(), NUM_LAYERS, FOLDER / "first-model")
-        bench = self._bench(FIRST, model, "first", self._size())
-        method = self._methods["SeqMSE"]
-        self._add(f"{FIRST}, SeqMSE", lambda: bench.compare(method, SCHEMAS))
-        for ours_s, aimet_s in bench.time_search(method, NUM_ROUNDS):
-            print(f"SeqMSE: ours {ours_s:.1f} s, AIMET {aimet_s:.1f} s", flush=True)
-            self.found.ours_search_s.append(ours_s)
-            self.found.aimet_search_s.append(aimet_s)
+    def search(self) -> None:
+        """How long SeqMSE takes."""
+        source = self._material(self._first_model(), "search", self._size(num_judging=1))
+        work = FOLDER / "work" / "search"
+        for ours, theirs in time_searches(source, self._python, self._methods["SeqMSE"], work, NUM_ROUNDS):
+            print(
+                f"SeqMSE by the clock: ours {ours.clock_s:.1f} s, AIMET {theirs.clock_s:.1f} s; "
+                f"of processors: {ours.processor_s:.1f} s, {theirs.processor_s:.1f} s",
+                flush=True,
+            )
+            self.found.ours_search.append(ours)
+            self.found.aimet_search.append(theirs)
             self._changed(self.found)
+
+    def first(self) -> None:
+        """SeqMSE on the first layers."""
+        size = self._size(num_judging=MORE_JUDGING * self._args.judging)
+        bench = self._bench(FIRST, self._first_model(), "first", size)
+        self._add(f"{FIRST}, SeqMSE", lambda: bench.compare(self._methods["SeqMSE"], SCHEMAS))
 
     def whole(self) -> None:
         """All layers, MinMax ranges."""
-        bench = self._whole()
+        bench = self._whole("whole")
         for name in ("W8A16", "LPBQ", "W4A16"):
             self._add(f"{WHOLE}, {name}", lambda name=name: bench.compare(self._methods[name], SCHEMAS[1:]))
         method = in_first_layers(self._methods["SeqMSE"], NUM_LAYERS)
@@ -73,19 +86,21 @@ class Run:
 
     def defaults(self) -> None:
         """Our presets on all layers."""
-        bench = self._whole()
+        bench = self._whole("defaults")
         for name in DEFAULTS:
             self._add(f"{WHOLE}, {name} by our preset", lambda name=name: bench.default(name))
 
-    def _whole(self) -> Bench:
-        return self._bench(WHOLE, self._model(), "whole", self._size(), self._args.graph)
+    def _whole(self, part: str) -> Bench:
+        return self._bench(WHOLE, self._model(), part, self._size(self._args.judging), self._args.graph)
 
-    def _bench(self, name: str, model: Path, folder: str, size: Size, graph: Path | None = None) -> Bench:
-        print(f"{name}: graph and batches", flush=True)
-        work = FOLDER / "work" / folder
-        aimet = Aimet(self._python, work)
-        source = material(model, work, size, store=FOLDER / "store", graph=graph)
-        return Bench.on(name, source, aimet, work)
+    def _bench(self, name: str, model: Path, part: str, size: Size, graph: Path | None = None) -> Bench:
+        source = self._material(model, part, size, graph)
+        work = FOLDER / "work" / part
+        return Bench.on(name, source, aimet(self._python, work), work)
+
+    def _material(self, model: Path, part: str, size: Size, graph: Path | None = None) -> Material:
+        print(f"{part}: graph and batches", flush=True)
+        return material(model, FOLDER / "work" / part, size, store=FOLDER / "store", graph=graph)
 
     def _add(self, what: str, work: Callable[[], Row | Extra]) -> None:
         done = told(what, work)
@@ -98,24 +113,32 @@ class Run:
     def _model(self) -> Path:
         return self._args.model or demo_model()
 
-    def _size(self) -> Size:
-        return Size(context_length=512, ar=128, num_calibration=self._args.calibration, num_judging=self._args.judging)
+    def _first_model(self) -> Path:
+        return first_layers(self._model(), NUM_LAYERS, FOLDER / "first-model")
+
+    def _size(self, num_judging: int) -> Size:
+        return Size(context_length=512, ar=128, num_calibration=self._args.calibration, num_judging=num_judging)
 
 
 def figures(found: Findings) -> Iterator[tuple[str, float]]:
     """All numbers by name."""
     for row in found.rows:
         for side, loss in (("ours", row.ours), ("aimet", row.aimet)):
-            yield from ((f"{row.graph}/{row.method}/{side}/{k}", v) for k, v in asdict(loss).items())
+            yield from _of_loss(f"{row.graph}/{row.method}/{side}", loss)
         yield from ((f"{row.graph}/{row.method}/{side}/s", s) for side, s in row.seconds.items())
         for reading in row.readings:
             where = f"{row.graph}/{row.method}/encodings {reading.schema}"
             yield f"{where}/agreement_db", reading.agreement_db
-            yield from ((f"{where}/{k}", v) for k, v in asdict(reading.loss).items())
+            yield from _of_loss(where, reading.loss)
     for extra in found.extras:
-        yield from ((f"{extra.graph}/{extra.method}/{k}", v) for k, v in asdict(extra.loss).items())
-    for side, seconds in (("ours", found.ours_search_s), ("aimet", found.aimet_search_s)):
-        yield from ((f"SeqMSE/{side}/round {i}/s", s) for i, s in enumerate(seconds))
+        yield from _of_loss(f"{extra.graph}/{extra.method}", extra.loss)
+    for side, rounds in (("ours", found.ours_search), ("aimet", found.aimet_search)):
+        for index, seconds in enumerate(rounds):
+            yield from ((f"SeqMSE/{side}/round {index}/{k}", v) for k, v in asdict(seconds).items())
+
+
+def _of_loss(where: str, loss: Loss) -> Iterator[tuple[str, float]]:
+    return ((f"{where}/{k}", v) for k, v in asdict(loss).items() if k != "nll_nats")
 
 
 def main() -> int:
@@ -134,7 +157,8 @@ def main() -> int:
         parser.error(f"there is no part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     settings: dict[str, object] = {
         "windows of text to calibrate with": args.calibration,
-        "other ones to judge by (real weights)": args.judging,
+        "other ones to judge by (all layers)": args.judging,
+        "for the first layers": MORE_JUDGING * args.judging,
         "of each with random weights": TOY_SIZE.num_calibration,
         "candidates of SeqMSE": NUM_CANDIDATES,
         "windows for it": NUM_SEARCH_BATCHES,
@@ -146,11 +170,14 @@ def main() -> int:
         for file in files.values():
             file.unlink(missing_ok=True)
     python = interpreter()
+    began, at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", commit()
     for part in PARTS:
         if part in wanted:
             # After every step, so that a run that is cut short has told something.
-            run = Run(args, python, lambda found, part=part: keep(files[part], found))
+            origin = Origin(part=part, began=began, commit=at)
+            run = Run(args, python, origin, lambda found, part=part: keep(files[part], found))
             getattr(run, part)()
+            shutil.rmtree(FOLDER / "work" / part)
     found = kept([files[part] for part in (wanted if args.cut else PARTS)])
     promised = tuple(checks(found))
     if target is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pydoc_data.topics
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,15 @@ from octavo_edge.stages.optimise import Optimise
 from octavo_edge.store import ArtifactStore
 from octavo_edge.targets.onnxruntime import OnnxRuntimeTarget
 
-Logits = NDArray[Any]
-"""``[windows, tokens, vocabulary]``."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logits:
+    """``[tokens, vocabulary]`` of each window, on disk: together they are gigabytes."""
+
+    files: tuple[Path, ...]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (np.load(file) for file in self.files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +70,15 @@ class Material:
         """What follows each token of a text but its last, [windows, tokens - 1]."""
         return np.array([text[1:] for text in self.texts])
 
-    def logits(self, graph: Path) -> Logits:
-        """What a graph with this one's inputs says of the texts, by ONNX Runtime."""
+    def logits(self, graph: Path, out: Path) -> Logits:
+        """What a graph with this one's inputs says of the texts, by ONNX Runtime, into the new folder ``out``."""
         session = OrtGraph(graph)
-        return np.concatenate([session.run(dict(batch), ["logits"])["logits"] for batch in self.judging])
+        out.mkdir(parents=True)
+        files = tuple(out / f"{index}.npy" for index in range(len(self.judging)))
+        for file, batch in zip(files, self.judging, strict=True):
+            (logits,) = session.run(dict(batch), ["logits"])["logits"]
+            np.save(file, logits)
+        return Logits(files=files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

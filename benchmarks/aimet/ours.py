@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from benchmarks.aimet.material import Logits, Material
+from numpy.typing import NDArray
 
 from octavo_device.spec import graph_file
-from octavo_edge.graph.metrics import mean_kl, perplexity, sqnr_db, top1_agreement
+from octavo_edge.graph.metrics import decibels, energies, mean_kl, mean_nll, top1_agreement
 from octavo_edge.graph.weights import WeightsWriter
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.encodings import Encodings, write_v1, write_v2
@@ -113,21 +116,18 @@ def _left_out(blocks: Sequence[str], num_layers: int | None) -> list[str]:
     return [] if num_layers is None else [name for name in blocks if int(name.split(".")[1]) >= num_layers]
 
 
-def quantise(
-    source: Material, recipe: Recipe, out: Path, *, num_batches: int | None = None, num_layers: int | None = None
-) -> float:
+def quantise(source: Material, recipe: Recipe, out: Path, *, num_layers: int | None = None) -> float:
     """Quantised graph and encodings of both schemas into ``out``; seconds of rounding and calibration.
 
-    ``num_batches`` takes no more of the calibration batches; weights of layers from ``num_layers`` on have 8 bits.
+    Weights of layers from ``num_layers`` on have 8 bits.
     """
     graph, plan = Topology(source.graph), plan_of(recipe)
-    batches = source.calibration[: len(source.calibration) if num_batches is None else num_batches]
     started = time.perf_counter()
     placement = place(graph, float_residual=plan.activations.float_residual)
     blocks = [weight.name for weight in placement.weights if weight.kind is WeightKind.BLOCK]
     eight_bits = WeightPlan(grid=INT8)
     plan = replace(plan, exceptions={name: eight_bits for name in _left_out(blocks, num_layers)})
-    quantised = quantise_graph(graph, placement, plan, batches, lambda *_: None)
+    quantised = quantise_graph(graph, placement, plan, source.calibration, lambda *_: None)
     seconds = time.perf_counter() - started
     out.mkdir(parents=True)
     with WeightsWriter(out) as weights:
@@ -143,6 +143,21 @@ def quantise(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """What the float graph says of the texts that judge."""
+
+    logits: Logits
+    nll_nats: tuple[float, ...]  # of each window
+
+    @classmethod
+    def of(cls, source: Material, out: Path) -> Exact:
+        """Runs it; the logits go into the new folder ``out``."""
+        logits = source.logits(source.graph, out)
+        nll = [mean_nll(window[:-1], targets) for window, targets in zip(logits, source.targets, strict=True)]
+        return cls(logits=logits, nll_nats=tuple(nll))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     """A quantised graph against the float one, over all texts."""
 
@@ -151,21 +166,41 @@ class Loss:
     ppl_ratio: float
     top1_ratio: float
     sqnr_db: float
+    nll_nats: tuple[float, ...]  # mean negative log likelihood of each window
 
 
-def loss(source: Material, exact: Logits, got: Logits) -> Loss:
-    """Of two graphs' logits for the texts that judge."""
-    targets = source.targets
-    before, after = perplexity(exact[:, :-1], targets), perplexity(got[:, :-1], targets)
+def loss(source: Material, exact: Exact, got: Logits) -> Loss:
+    """Of a graph's logits for the texts that judge."""
+    kl, top1, nll, sums = [], [], [], np.zeros(2)
+    for left, right, targets in zip(exact.logits, got, source.targets, strict=True):
+        kl.append(mean_kl(left, right))
+        top1.append(top1_agreement(left, right))
+        nll.append(mean_nll(right[:-1], targets))
+        sums += energies(left, right)
+    # All windows have as many tokens.
+    mean = float(np.mean(nll))
     return Loss(
-        mean_kl_nats=mean_kl(exact, got),
-        ppl=after,
-        ppl_ratio=after / before,
-        top1_ratio=top1_agreement(exact, got),
-        sqnr_db=sqnr_db(exact, got),
+        mean_kl_nats=float(np.mean(kl)),
+        ppl=math.exp(mean),
+        ppl_ratio=math.exp(mean - float(np.mean(exact.nll_nats))),
+        top1_ratio=float(np.mean(top1)),
+        sqnr_db=decibels(*sums.tolist()),
+        nll_nats=tuple(nll),
     )
+
+
+def ppl_ratio_error(left: Loss, right: Loss) -> float:
+    """The standard error of the ratio of two perplexities, as a part of it.
+
+    Windows are texts of their own, and both saw the same: what varies is the difference in a window.
+    """
+    difference: NDArray[Any] = np.subtract(left.nll_nats, right.nll_nats)
+    return float(np.std(difference, ddof=1)) / math.sqrt(len(difference))
 
 
 def agreement_db(left: Logits, right: Logits) -> float:
     """How alike two graphs are; infinite where they are equal."""
-    return float("inf") if np.array_equal(left, right) else sqnr_db(left, right)
+    sums = np.zeros(2)
+    for one, other in zip(left, right, strict=True):
+        sums += energies(one, other)
+    return decibels(*sums.tolist())

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.aimet.material import Logits, Material
-from benchmarks.aimet.ours import DEFAULTS, Facts, Loss, Method, agreement_db, facts, loss, quantise, search_alone
+from benchmarks.aimet.ours import (
+    DEFAULTS,
+    Exact,
+    Facts,
+    Loss,
+    Method,
+    agreement_db,
+    facts,
+    loss,
+    quantise,
+)
 
 from octavo_device.spec import graph_file
 
@@ -22,8 +33,8 @@ SCHEMAS = ("1.0.0", "2.0.0")
 _TIMEOUT_S = 3 * 3600
 
 
-class AimetFailed(RuntimeError):
-    """AIMET ended with an error; the message has its last words."""
+class ChildFailed(RuntimeError):
+    """A process ended with an error; the message has its last words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,40 +68,71 @@ class Extra:
     loss: Loss
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """How long a search took: by the clock, and of all processors together."""
+
+    clock_s: float
+    processor_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Of a part when its run began, and at which commit."""
+
+    part: str
+    began: str
+    commit: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Findings:
     """Everything that a run has found so far."""
 
     versions: dict[str, str] = field(default_factory=dict)
-    # Of each part when it ran, and at which commit.
-    origins: list[str] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     extras: list[Extra] = field(default_factory=list)
-    # Seconds of processor time of each round, alternating.
-    ours_search_s: list[float] = field(default_factory=list)
-    aimet_search_s: list[float] = field(default_factory=list)
+    # Of each round, alternating.
+    ours_search: list[Seconds] = field(default_factory=list)
+    aimet_search: list[Seconds] = field(default_factory=list)
 
 
-class Aimet:
-    """Runs tasks in AIMET's environment, each in a process of its own."""
+class Child:
+    """Runs tasks in processes of their own: AIMET's in its environment, or our search."""
 
-    def __init__(self, python: Path, work: Path) -> None:
-        self._python, self._work = python, work
+    def __init__(self, argv: Sequence[str], work: Path, *, num_threads: int = 1) -> None:
+        """``num_threads`` are for matrix products."""
+        self._argv, self._work, self._num_threads = argv, work, num_threads
 
     def __call__(self, **task: Any) -> dict[str, Any]:
-        """The answer; raises AimetFailed."""
+        """The answer; raises ChildFailed."""
         self._work.mkdir(parents=True, exist_ok=True)
-        question, answer, log = (self._work / name for name in ("task.json", "answer.json", "aimet.log"))
+        question, answer, log = (self._work / name for name in ("task.json", "answer.json", "child.log"))
         question.write_text(json.dumps(task), encoding="utf-8")
-        argv = [str(self._python), str(Path(__file__).with_name("child.py")), str(question), str(answer)]
-        # Its own packages alone: what this process finds on PYTHONPATH is made for another environment.
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with log.open("a", encoding="utf-8") as output:
-            done = subprocess.run(argv, stdout=output, stderr=output, env=env, timeout=_TIMEOUT_S, check=False)
+            done = subprocess.run(
+                [*self._argv, str(question), str(answer)],
+                stdout=output,
+                stderr=output,
+                env={**self._environment(), "OMP_NUM_THREADS": str(self._num_threads)},
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
         if done.returncode:
             words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise AimetFailed(f"{task['op']} ended with {done.returncode}: {words[-1] if words else ''}")
+            raise ChildFailed(f"{self._argv[-1]} ended with {done.returncode}: {words[-1] if words else ''}")
         return json.loads(answer.read_text(encoding="utf-8"))
+
+    def _environment(self) -> dict[str, str]:
+        # AIMET's own packages alone: what this process finds on PYTHONPATH is made for another environment.
+        own = self._argv[0] == sys.executable
+        return {name: value for name, value in os.environ.items() if own or name != "PYTHONPATH"}
+
+
+def aimet(python: Path, work: Path, *, num_threads: int = 1) -> Child:
+    """Runs what child.py can."""
+    return Child([str(python), str(Path(__file__).with_name("child.py"))], work, num_threads=num_threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +141,18 @@ class Bench:
 
     graph: str  # its name in the tables
     source: Material
-    exact: Logits  # of the float graph
+    exact: Exact
     facts: Facts
-    aimet: Aimet
+    aimet: Child
     work: Path
 
     @classmethod
-    def on(cls, graph: str, source: Material, aimet: Aimet, work: Path) -> Bench:
+    def on(cls, graph: str, source: Material, aimet: Child, work: Path) -> Bench:
         """Runs the float graph on the texts that judge."""
         return cls(
             graph=graph,
             source=source,
-            exact=source.logits(source.graph),
+            exact=Exact.of(source, work / "exact"),
             facts=facts(source),
             aimet=aimet,
             work=work / "graphs",
@@ -120,14 +162,15 @@ class Bench:
         """Quantise with both, and let AIMET read our encodings of the schemas."""
         out = self._empty("ours")
         ours_s = quantise(self.source, method.recipe, out, num_layers=method.num_layers)
-        mine = self.source.logits(out / graph_file(self.source.spec.ars[0]))
+        mine = self.source.logits(out / graph_file(self.source.spec.ars[0]), self._empty("mine"))
         answer, theirs = self.theirs(method)
         readings = tuple(self._read(method, out, schema, mine) for schema in schemas)
+        ours = loss(self.source, self.exact, mine)
         shutil.rmtree(self.work)
         return Row(
             graph=self.graph,
             method=method.name,
-            ours=loss(self.source, self.exact, mine),
+            ours=ours,
             aimet=theirs,
             seconds={"ours": ours_s, "aimet": answer["search_s"] + answer["calibrate_s"]},
             readings=readings,
@@ -137,40 +180,23 @@ class Bench:
         """Our own preset."""
         out = self._empty("default")
         quantise(self.source, DEFAULTS[name], out)
-        got = self.source.logits(out / graph_file(self.source.spec.ars[0]))
+        got = self.source.logits(out / graph_file(self.source.spec.ars[0]), self._empty("got"))
+        lost = loss(self.source, self.exact, got)
         shutil.rmtree(self.work)
-        return Extra(graph=self.graph, method=f"{name}, our preset", loss=loss(self.source, self.exact, got))
+        return Extra(graph=self.graph, method=f"{name}, our preset", loss=lost)
 
     def theirs(self, method: Method) -> tuple[dict[str, Any], Loss]:
         """AIMET's answer, and what its graph loses."""
         out = self._empty("aimet")
-        answer = self.quantise_theirs(method, out)
-        return answer, loss(self.source, self.exact, self.source.logits(out / "qdq.onnx"))
-
-    def quantise_theirs(self, method: Method, out: Path, *, num_batches: int | None = None) -> dict[str, Any]:
-        """AIMET's graph into ``out``, and its answer."""
-        return self.aimet(
+        answer = self.aimet(
             op="quantise",
-            calibration=[str(folder.resolve()) for folder in self.source.folders[:num_batches]],
+            calibration=[str(folder.resolve()) for folder in self.source.folders],
             out=str(out.resolve()),
             num_candidates=method.num_candidates,
             num_search_batches=method.num_search_batches,
-            **self._simulator(method),
+            **simulator(self.source, self.facts, method),
         )
-
-    def time_search(self, method: Method, num_rounds: int) -> Iterator[tuple[float, float]]:
-        """Seconds of processor time that ours and AIMET's search take, in turns, on the same batches.
-
-        By the clock it would be told what else runs on the machine.
-        """
-        recipe, num_batches = search_alone(method.recipe), method.num_search_batches
-        for _ in range(num_rounds):
-            started = time.process_time()
-            quantise(self.source, recipe, self._empty("ours"), num_batches=num_batches)
-            ours_s = time.process_time() - started
-            answer = self.quantise_theirs(method, self._empty("aimet"), num_batches=num_batches)
-            yield ours_s, float(answer["search_cpu_s"])
-        shutil.rmtree(self.work)
+        return answer, loss(self.source, self.exact, self.source.logits(out / "qdq.onnx", self._empty("theirs")))
 
     def _read(self, method: Method, ours: Path, schema: str, mine: Logits) -> Reading:
         out = self._empty("read")
@@ -179,30 +205,53 @@ class Bench:
         # AIMET's converter cannot take LPBQ of 1.0.0, also of its own files; its simulator can.
         if method.block_size and schema == "1.0.0":
             by = "load_encodings_to_sim"
-            self.aimet(op="load", encodings=encodings, out=str(out.resolve()), **self._simulator(method))
+            self.aimet(
+                op="load", encodings=encodings, out=str(out.resolve()), **simulator(self.source, self.facts, method)
+            )
         else:
             by = "encodings_to_onnx_qdq"
             self.aimet(op="convert", graph=graph, encodings=encodings, out=str(out.resolve()))
-        got = self.source.logits(out / "qdq.onnx")
+        got = self.source.logits(out / "qdq.onnx", self._empty("got"))
         return Reading(
             schema=schema, by=by, agreement_db=agreement_db(mine, got), loss=loss(self.source, self.exact, got)
         )
-
-    def _simulator(self, method: Method) -> dict[str, Any]:
-        return {
-            "graph": str(self.source.graph.resolve()),
-            "weight_bits": method.weight_bits,
-            "wide": self.facts.wide(method),
-            "floats": self.facts.floats,
-            "block_size": method.block_size,
-            "config": CONFIG,
-        }
 
     def _empty(self, name: str) -> Path:
         folder = self.work / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def simulator(source: Material, known: Facts, method: Method) -> dict[str, Any]:
+    """What a simulator of AIMET's is made of."""
+    return {
+        "graph": str(source.graph.resolve()),
+        "weight_bits": method.weight_bits,
+        "wide": known.wide(method),
+        "floats": known.floats,
+        "block_size": method.block_size,
+        "config": CONFIG,
+    }
+
+
+def time_searches(
+    source: Material, python: Path, method: Method, work: Path, num_rounds: int
+) -> Iterator[tuple[Seconds, Seconds]]:
+    """Ours and AIMET's search, in turns, on the same batches, each with the threads of all processors."""
+    num_threads = os.cpu_count() or 1
+    ours = Child([sys.executable, "-m", "benchmarks.aimet.search"], work, num_threads=num_threads)
+    theirs = aimet(python, work, num_threads=num_threads)
+    same = {
+        "calibration": [str(folder.resolve()) for folder in source.folders[: method.num_search_batches]],
+        "num_candidates": method.num_candidates,
+    }
+    told = simulator(source, facts(source), method)
+    for _ in range(num_rounds):
+        yield (
+            Seconds(**ours(folder=str(source.folder.resolve()), **same)),
+            Seconds(**theirs(op="search", **same, **told)),
+        )
 
 
 def told(what: str, work: Callable[[], Row | Extra]) -> Row | Extra:

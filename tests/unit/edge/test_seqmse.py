@@ -54,6 +54,28 @@ def test_each_channel_gets_the_best_of_all_candidates(grid):
     np.testing.assert_allclose(found.channel, widest * (best + 1) / 20, rtol=1e-6)
 
 
+@pytest.mark.parametrize("spike", [1.0, 2e4])
+@pytest.mark.parametrize("tokens", [60, 600], ids=["fewer tokens than inputs", "more"])
+def test_no_candidate_is_passed_over_that_would_be_the_best(spike, tokens):
+    # More inputs than a sketch has columns, and inputs that belong together, as a model's are.
+    rng = np.random.default_rng(8)
+    weight = rng.standard_normal((40, 200)).astype(np.float32)
+    x = (rng.standard_normal((tokens, 200)) @ rng.standard_normal((200, 200)) * rng.uniform(0.01, 1, 200)).astype(
+        np.float32
+    )
+    x[:, 3] *= spike
+    gram = seqmse.Gram(200)
+    gram.add(x)
+    found = seqmse.search_channels(weight, gram.matrix, grids.INT4, num_candidates=20)
+    widest = weights.channel_scales(weight, grids.INT4).channel
+    every = [weights.ChannelScales(channel=(widest * np.float32(n / 20)).astype(np.float32)) for n in range(1, 21)]
+
+    def error(scales):
+        return replayed_error(weight, weights.to_floats(weights.to_integers(weight, scales, grids.INT4), scales), x)
+
+    np.testing.assert_array_less(error(found), np.min([error(scales) for scales in every], axis=0) * 1.0001)
+
+
 def test_blocks_come_close_to_the_best_of_all_combinations():
     weight, x, gram = layer(2, outputs=3, inputs=32)
     found = seqmse.search_blocks(weight, gram, grids.INT4, 16, num_candidates=10)

@@ -28,6 +28,9 @@ from octavo_edge.quant.weights import (
 
 _COLUMNS = 64  # columns between updates of the rest of the matrix
 _DAMPING = 0.01  # of the mean diagonal: inputs that never varied make G singular
+# Of a sketch of G: columns for each input, and the least eigenvalue that is told from the noise of float32 products.
+_SKETCHED, _LEAST_COLUMNS, _LEAST_EIGENVALUE = 1 / 8, 64, 1e-5
+_ROUNDING = 0.999  # a bound's own rounding error must not hide the best
 
 
 class Gram:
@@ -64,14 +67,23 @@ def search_channels(
 ) -> ChannelScales:
     """For each channel the best of ``num_candidates`` scales: equal fractions of the MinMax scale, up to all of it."""
     widest = channel_scales(weight_OI, grid).channel
-    gram = _single(gram_II)
-    best = np.full(len(weight_OI), np.inf)
-    chosen = widest.copy()
-    for fraction in _fractions(num_candidates):
-        scale = (widest * fraction).astype(np.float32)
-        error = _quadratic(weight_OI - _nearest(weight_OI, scale[:, None], grid), gram)
-        better = error < best
-        best[better], chosen[better] = error[better], scale[better]
+    gram, sketch = _single(gram_II), _sketch(gram_II)
+    scales_CO = np.stack([(widest * fraction).astype(np.float32) for fraction in _fractions(num_candidates)])
+    least_CO = np.stack(
+        [_squares((weight_OI - _nearest(weight_OI, scale[:, None], grid)) @ sketch) for scale in scales_CO]
+    )
+    # The most promising candidate first. Where the next one's bound is beyond the best, so are all after it.
+    order_CO = np.argsort(least_CO, axis=0, kind="stable")
+    best, chosen = np.full(len(weight_OI), np.inf), widest.copy()
+    rows = np.arange(len(weight_OI))
+    for candidates in order_CO:
+        rows = rows[least_CO[candidates[rows], rows] * _ROUNDING < best[rows]]
+        if not rows.size:
+            break
+        scale, part = scales_CO[candidates[rows], rows], weight_OI[rows]
+        error = _quadratic(part - _nearest(part, scale[:, None], grid), gram)
+        better = error < best[rows]
+        best[rows[better]], chosen[rows[better]] = error[better], scale[better]
     return ChannelScales(channel=chosen)
 
 
@@ -175,6 +187,29 @@ def _descend(
 def _single(gram_II: NDArray[np.float64]) -> Floats:
     """G up to a factor: to rank candidates single precision is enough, but its range is not for massive inputs."""
     return (gram_II / max(float(np.abs(gram_II).max()), 1e-30)).astype(np.float32)
+
+
+def _sketch(gram_II: NDArray[np.float64]) -> Floats:
+    """F [I, columns] with F F^T at most G: what it makes of an error is a lower bound that takes a part of the time.
+
+    The Nystroem approximation of G, scaled as ``_single``, on what G makes of random vectors, where most of it lies.
+    Inputs are brought to one size first, so that massive ones do not drown the others in rounding.
+    """
+    size = np.sqrt(np.diag(gram_II))
+    size[size == 0] = 1.0
+    alike = gram_II / size[:, None] / size
+    columns = min(len(gram_II), max(_LEAST_COLUMNS, int(len(gram_II) * _SKETCHED)))
+    random = np.random.default_rng(0).standard_normal((len(gram_II), columns))
+    basis, _ = np.linalg.qr((gram_II @ random) * size[:, None])
+    image = alike @ basis
+    values, vectors = np.linalg.eigh(basis.T @ image)
+    kept = values > _LEAST_EIGENVALUE
+    factor = size[:, None] * (image @ (vectors[:, kept] / np.sqrt(values[kept])))
+    return (factor / np.sqrt(max(float(np.abs(gram_II).max()), 1e-30))).astype(np.float32)
+
+
+def _squares(values: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(np.sum(values * values, axis=1, dtype=np.float64))
 
 
 def _quadratic(difference_OI: NDArray[Any], gram_II: NDArray[Any]) -> NDArray[np.float64]:
