@@ -1,6 +1,6 @@
 """Compares the edge builder's quantiser with Qualcomm's AIMET, and lets AIMET read our encodings: docs/aimet.md.
 
-Usage: python -m benchmarks.aimet [MODEL] [--cut] [--only search,toy,first,whole,defaults] [--graph FOLDER]
+Usage: python -m benchmarks.aimet [MODEL] [--cut] [--only search,toy,first,whole] [--graph FOLDER]
 [--json FILE] [--page FILE]
 
 AIMET is installed into an environment of its own. Parts that ``--only`` leaves out are told as they came out last.
@@ -26,16 +26,16 @@ from benchmarks.aimet.checks import FIRST, TOY, WHOLE, checks, page
 from benchmarks.aimet.environment import FOLDER, TORCH, VERSION, interpreter
 from benchmarks.aimet.kept import keep, kept
 from benchmarks.aimet.material import Material, Size, first_layers, material, random_model
-from benchmarks.aimet.ours import DEFAULTS, Loss, in_first_layers, methods
-from benchmarks.aimet.parts import SCHEMAS, Bench, Extra, Findings, Origin, Row, aimet, time_searches, told
+from benchmarks.aimet.ours import Loss, in_first_layers, methods
+from benchmarks.aimet.parts import SCHEMAS, Bench, Findings, Origin, Row, aimet, time_searches, told
 from benchmarks.result import Result, commit, report
 from benchmarks.serving import demo_model
 
-PARTS = ("search", "toy", "first", "whole", "defaults")
+PARTS = ("search", "toy", "first", "whole")
 TOY_SIZE = Size(context_length=128, ar=32, num_calibration=8, num_judging=8)
 NUM_CANDIDATES, NUM_SEARCH_BATCHES, NUM_ROUNDS, NUM_LAYERS = 20, 4, 3, 4
 # The first layers by themselves predict next to nothing, so that their perplexity needs more text to be told apart.
-MORE_JUDGING = 4
+MORE_JUDGING = 3
 
 
 class Run:
@@ -78,20 +78,11 @@ class Run:
 
     def whole(self) -> None:
         """All layers, MinMax ranges."""
-        bench = self._whole("whole")
+        bench = self._bench(WHOLE, self._model(), "whole", self._size(self._args.judging), self._args.graph)
         for name in ("W8A16", "LPBQ", "W4A16"):
             self._add(f"{WHOLE}, {name}", lambda name=name: bench.compare(self._methods[name], SCHEMAS[1:]))
         method = in_first_layers(self._methods["SeqMSE"], NUM_LAYERS)
         self._add(f"{WHOLE}, {method.name}", lambda: bench.compare(method, SCHEMAS[1:]))
-
-    def defaults(self) -> None:
-        """Our presets on all layers."""
-        bench = self._whole("defaults")
-        for name in DEFAULTS:
-            self._add(f"{WHOLE}, {name} by our preset", lambda name=name: bench.default(name))
-
-    def _whole(self, part: str) -> Bench:
-        return self._bench(WHOLE, self._model(), part, self._size(self._args.judging), self._args.graph)
 
     def _bench(self, name: str, model: Path, part: str, size: Size, graph: Path | None = None) -> Bench:
         source = self._material(model, part, size, graph)
@@ -102,12 +93,8 @@ class Run:
         print(f"{part}: graph and batches", flush=True)
         return material(model, FOLDER / "work" / part, size, store=FOLDER / "store", graph=graph)
 
-    def _add(self, what: str, work: Callable[[], Row | Extra]) -> None:
-        done = told(what, work)
-        if isinstance(done, Row):
-            self.found.rows.append(done)
-        else:
-            self.found.extras.append(done)
+    def _add(self, what: str, work: Callable[[], Row]) -> None:
+        self.found.rows.append(told(what, work))
         self._changed(self.found)
 
     def _model(self) -> Path:
@@ -130,8 +117,6 @@ def figures(found: Findings) -> Iterator[tuple[str, float]]:
             where = f"{row.graph}/{row.method}/encodings {reading.schema}"
             yield f"{where}/agreement_db", reading.agreement_db
             yield from _of_loss(where, reading.loss)
-    for extra in found.extras:
-        yield from _of_loss(f"{extra.graph}/{extra.method}", extra.loss)
     for side, rounds in (("ours", found.ours_search), ("aimet", found.aimet_search)):
         for index, seconds in enumerate(rounds):
             yield from ((f"SeqMSE/{side}/round {index}/{k}", v) for k, v in asdict(seconds).items())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.aimet.ours import Loss, ppl_ratio_error
-from benchmarks.aimet.parts import CONFIG, Extra, Findings, Origin, Row
+from benchmarks.aimet.parts import CONFIG, Findings, Origin, Row
 from benchmarks.result import Check
 
 TOY, WHOLE, FIRST = "random, 2 layers", "the demo model", "its first 4 layers"
@@ -63,8 +63,6 @@ def page(found: Findings, settings: Mapping[str, object], promised: Sequence[Che
         _SAME,
         *(_row(row) for row in found.rows),
     ]
-    if found.extras:
-        lines += [_OWN, *(_extra(extra) for extra in found.extras)]
     lines += [_READING, *(line for row in found.rows for line in _reading_rows(row))]
     lines.append(_LPBQ)
     if found.ours_search:
@@ -90,12 +88,6 @@ weights have 8 bits.
 
 | graph | method | KL: ours | AIMET | ratio | perplexity: ours | AIMET | ratio | dB: ours | AIMET | holds |
 |---|---|---|---|---|---|---|---|---|---|---|"""
-_OWN = """
-What a build takes unless it is told otherwise, for which AIMET has no equal (residual sums in floating point; at 4 bits
-blocks, SeqMSE and GPTQ):
-
-| graph | recipe | KL | perplexity, to float's | dB |
-|---|---|---|---|---|"""
 _READING = """
 ## AIMET reads our encodings
 
@@ -119,7 +111,8 @@ _AGAIN = """
 ## Again
 
 `make aimet-parity` installs AIMET under `build/aimet`, in an environment of its own, makes the graphs and runs all of
-this. `python -m benchmarks.aimet --cut` does the random model alone. See [edge.md](edge.md) for the builder.
+this. `python -m benchmarks.aimet --cut` does the random model alone. What a build's own presets lose, for which AIMET
+has no equal, is in [edge-accuracy.md](edge-accuracy.md); [edge.md](edge.md) tells of the builder.
 """
 
 
@@ -142,11 +135,6 @@ def _search(found: Findings) -> str:
     ratio = _time_ratio(found)
     holds = "yes" if ratio <= TIME_RATIO else "**no**"
     return "\n".join([*lines, f"\nBy the clock, all rounds: {ratio:.3f}; promised is at most 1/3: {holds}."])
-
-
-def _extra(extra: Extra) -> str:
-    loss = extra.loss
-    return f"| {extra.graph} | {extra.method} | {_n(loss.mean_kl_nats)} | {loss.ppl_ratio:.4f} | {loss.sqnr_db:.2f} |"
 
 
 def _row(row: Row) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.aimet.ours import Loss
-from benchmarks.aimet.parts import Extra, Findings, Origin, Reading, Row, Seconds
+from benchmarks.aimet.parts import Findings, Origin, Reading, Row, Seconds
 
 
 def keep(path: Path, found: Findings) -> None:
@@ -26,7 +26,6 @@ def kept(paths: list[Path]) -> Findings:
             whole.versions |= part["versions"]
             whole.origins += [Origin(**origin) for origin in part["origins"]]
             whole.rows += [_row(row) for row in part["rows"]]
-            whole.extras += [Extra(**{**extra, "loss": _loss(extra["loss"])}) for extra in part["extras"]]
             whole.ours_search += [Seconds(**seconds) for seconds in part["ours_search"]]
             whole.aimet_search += [Seconds(**seconds) for seconds in part["aimet_search"]]
     return whole

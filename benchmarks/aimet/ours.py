@@ -24,7 +24,7 @@ from octavo_edge.quant.plan import WeightPlan
 from octavo_edge.quant.planning import plan_of
 from octavo_edge.quant.qdq import write_qdq
 from octavo_edge.quant.topology import Topology, corresponding_names
-from octavo_edge.recipe import PRESETS, Granularity, Precision, QType, Recipe, SeqMSE, WeightPrecision
+from octavo_edge.recipe import Granularity, Precision, QType, Recipe, SeqMSE, WeightPrecision
 
 # As AIMET's HTP configuration has it: 16 bits for everything that is no weight, the residual too; a table of 16 bits.
 _EQUAL = replace(Precision(), residual=QType.INT16, kv_cache=QType.INT16, embedding=QType.INT16)
@@ -70,10 +70,6 @@ def methods(*, num_candidates: int, num_search_batches: int) -> dict[str, Method
 def in_first_layers(method: Method, num_layers: int) -> Method:
     """The method in a model's first layers alone."""
     return replace(method, name=f"{method.name} in the first {num_layers}", num_layers=num_layers)
-
-
-# What a user gets without a recipe of one's own.
-DEFAULTS = {"W8A16": PRESETS["w8a16"], "W4A16": PRESETS["w4a16"]}
 
 
 def search_alone(recipe: Recipe) -> Recipe:

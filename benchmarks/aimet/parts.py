@@ -15,7 +15,6 @@ from typing import Any
 
 from benchmarks.aimet.material import Logits, Material
 from benchmarks.aimet.ours import (
-    DEFAULTS,
     Exact,
     Facts,
     Loss,
@@ -60,15 +59,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
-    """A recipe of ours that AIMET has no equal of."""
-
-    graph: str
-    method: str
-    loss: Loss
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
     """How long a search took: by the clock, and of all processors together."""
 
@@ -92,7 +82,6 @@ class Findings:
     versions: dict[str, str] = field(default_factory=dict)
     origins: list[Origin] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    extras: list[Extra] = field(default_factory=list)
     # Of each round, alternating.
     ours_search: list[Seconds] = field(default_factory=list)
     aimet_search: list[Seconds] = field(default_factory=list)
@@ -176,15 +165,6 @@ class Bench:
             readings=readings,
         )
 
-    def default(self, name: str) -> Extra:
-        """Our own preset."""
-        out = self._empty("default")
-        quantise(self.source, DEFAULTS[name], out)
-        got = self.source.logits(out / graph_file(self.source.spec.ars[0]), self._empty("got"))
-        lost = loss(self.source, self.exact, got)
-        shutil.rmtree(self.work)
-        return Extra(graph=self.graph, method=f"{name}, our preset", loss=lost)
-
     def theirs(self, method: Method) -> tuple[dict[str, Any], Loss]:
         """AIMET's answer, and what its graph loses."""
         out = self._empty("aimet")
@@ -246,24 +226,22 @@ def time_searches(
         "calibration": [str(folder.resolve()) for folder in source.folders[: method.num_search_batches]],
         "num_candidates": method.num_candidates,
     }
-    told = simulator(source, facts(source), method)
+    made = simulator(source, facts(source), method)
     for _ in range(num_rounds):
         yield (
             Seconds(**ours(folder=str(source.folder.resolve()), **same)),
-            Seconds(**theirs(op="search", **same, **told)),
+            Seconds(**theirs(op="search", **same, **made)),
         )
 
 
-def told(what: str, work: Callable[[], Row | Extra]) -> Row | Extra:
+def told(what: str, work: Callable[[], Row]) -> Row:
     """Do something and print how it came out."""
     started = time.monotonic()
     found = work()
-    ours = found.ours if isinstance(found, Row) else found.loss
+    ours, theirs = found.ours, found.aimet
     print(f"{what}: ours KL {ours.mean_kl_nats:.4f}, perplexity x{ours.ppl_ratio:.4f}, {ours.sqnr_db:.2f} dB", end="")
-    if isinstance(found, Row):
-        theirs = found.aimet
-        print(f"; AIMET {theirs.mean_kl_nats:.4f}, x{theirs.ppl_ratio:.4f}, {theirs.sqnr_db:.2f} dB", end="")
-        for reading in found.readings:
-            print(f"; {reading.schema} {reading.agreement_db:.1f} dB KL {reading.loss.mean_kl_nats:.4f}", end="")
+    print(f"; AIMET {theirs.mean_kl_nats:.4f}, x{theirs.ppl_ratio:.4f}, {theirs.sqnr_db:.2f} dB", end="")
+    for reading in found.readings:
+        print(f"; {reading.schema} {reading.agreement_db:.1f} dB KL {reading.loss.mean_kl_nats:.4f}", end="")
     print(f" ({time.monotonic() - started:.0f} s)", flush=True)
     return found
