@@ -6,20 +6,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
 from unit.edge.quant_toy import W8, batches, logits, plan, quantise_toy, sequences, write_toy
 
 from octavo_edge.graph.metrics import mean_kl, sqnr_db
-from octavo_edge.graph.runtime import OrtGraph
-from octavo_edge.graph.weights import WeightsWriter
-from octavo_edge.quant.calibrate import quantise_graph
-from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.grid import INT4, INT8, UINT16
 from octavo_edge.quant.placement import WeightKind, place
 from octavo_edge.quant.plan import WeightPlan
-from octavo_edge.quant.qdq import write_qdq
-from octavo_edge.quant.topology import Topology, corresponding_names
+from octavo_edge.quant.topology import Topology
 from octavo_edge.recipe import Granularity
 
 CALIBRATION = sequences(1, 32)
@@ -165,35 +160,6 @@ def test_four_bit_weights_run_as_they_are_simulated(toy, tmp_path, exact, granul
     ours = logits(tmp_path / "q", HELD_OUT, ars=[8])
     assert sqnr_db(simulated, ours) > 100
     assert sqnr_db(exact, ours) < 30
-
-
-def quantise_conv(folder, scale_of_third):
-    """A convolution with a bias, its third channel's weights scaled; the float graph's and the QDQ graph's results."""
-    rng = np.random.default_rng(0)
-    weight, bias = rng.normal(size=(4, 8, 1, 1)).astype(np.float32), rng.normal(size=4).astype(np.float32)
-    weight[2] *= np.float32(scale_of_third)
-    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], "conv")
-    ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, c, 1, 5])] for n, c in (("x", 8), ("y", 4))]
-    constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(bias, "b")]
-    model = helper.make_model(helper.make_graph([node], "g", *ends, constants), ir_version=10)
-    model.opset_import[0].version = 21
-    onnx.save(model, folder / "float.onnx")
-    graph, feeds = Topology(folder / "float.onnx"), {"x": rng.normal(size=(1, 8, 1, 5)).astype(np.float32)}
-    quantised = quantise_graph(graph, place(graph), plan(), [feeds], lambda *_: None)
-    with WeightsWriter(folder) as data:
-        write_qdq(graph, quantised, corresponding_names(graph, graph), folder / "qdq.onnx", data)
-    return (OrtGraph(folder / f"{form}.onnx").run(feeds)["y"] for form in ("float", "qdq"))
-
-
-def test_a_bias_is_kept_on_the_scale_of_its_channel(tmp_path):
-    exact, ours = quantise_conv(tmp_path, 0.01)
-    for channel in range(4):
-        assert sqnr_db(exact[0, channel], ours[0, channel]) > 30
-
-
-def test_a_bias_that_its_channels_scale_cannot_hold_is_refused_by_name(tmp_path):
-    with pytest.raises(CannotQuantise, match="node conv: the bias of channel 2 "):
-        quantise_conv(tmp_path, 1e-12)
 
 
 def test_search_and_feedback_beat_minmax_at_four_bits(toy, tmp_path, exact):

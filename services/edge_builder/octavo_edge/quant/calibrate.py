@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_edge.quant.biases import fit_biases
 from octavo_edge.quant.encodings import PerTensor
 from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.grid import IntGrid, affine_from_range, symmetric_from_range
@@ -105,10 +106,16 @@ class _Run:
             encoding = _encoding(group, grid, observer)
             activations.update((name, encoding) for name in group.tensors)
         weights = dict(self.weights)
+        # Only now the steps of all inputs are known, which biases depend on.
+        fitted = fit_biases(self._graph, weights, activations)
+        for name, (weight, _) in fitted.items():
+            weights[name] = weight
+            self._errors[name] = _decibels(self._graph.constant(name), weight.floats())
         if self._plan.activations.grid is not None:
             for name in self._placement.constants:
                 weights[name] = per_tensor(self._graph.constant(name), CONSTANT)
-        return Quantised(weights=weights, activations=activations, errors=self._errors)
+        raised = {name: num_channels for name, (_, num_channels) in fitted.items()}
+        return Quantised(weights=weights, activations=activations, errors=self._errors, raised=raised)
 
     def _grid(self, group: Group) -> IntGrid | None:
         activations = self._plan.activations

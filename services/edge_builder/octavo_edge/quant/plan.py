@@ -74,6 +74,8 @@ class Quantised:
     weights: Mapping[str, QuantisedWeight]
     activations: Mapping[str, PerTensor]
     errors: Mapping[str, float]  # by weight: decibels of its own numbers over what rounding them loses
+    # By weight: channels whose scale was raised so that their biases fit 32 bits.
+    raised: Mapping[str, int] = field(default_factory=dict)
 
 
 def floats_of(integers: NDArray[Any], encoding: ParamEncoding) -> Floats:

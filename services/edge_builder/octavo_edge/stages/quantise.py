@@ -20,6 +20,7 @@ from octavo_common.text.tokenizer import Tokenizer
 from octavo_device.spec import GraphSpec, graph_file, read_spec, write_spec
 from octavo_edge.artifacts import OptimisedGraph, QuantisedGraph, carry
 from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
+from octavo_edge.quant import biases
 from octavo_edge.quant.batches import BatchStore, next_inputs, texts_behind_nothing
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.corpus import Purpose, documents, texts_digest
@@ -100,6 +101,7 @@ class Quantise:
             plan, choice = work.mix(plan_of(self.recipe), batches)
             quantised = work.quantise(plan, batches)
             work.write(quantised)
+            warnings += biases.warnings_of(quantised.raised)
         except CannotQuantise as e:
             raise NotQuantisable(str(e)) from e
         metrics = {
