@@ -1,6 +1,7 @@
 """A bundle's ``metadata.json``: what it holds, as values, and whether its files are there. Runs nothing.
 
-The file is JSON with ``format`` "octavo-bundle" and ``version`` 1; all files are named relative to it.
+The file is JSON with ``format`` "octavo-bundle" and ``version`` 1, or 2 where the bundle has a prefix, without which
+its graphs must not be run. All files are named relative to it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,19 @@ from typing import Any
 from octavo_device.errors import BundleDamaged
 from octavo_device.spec import GraphSpec
 
-__all__ = ["METADATA_FILE", "Bundle", "BundleGraph", "BundlePart", "BundleTensor", "TablePlace", "read_bundle"]
+__all__ = [
+    "METADATA_FILE",
+    "Bundle",
+    "BundleGraph",
+    "BundlePart",
+    "BundleTensor",
+    "PrefixPlace",
+    "PrefixTensor",
+    "TablePlace",
+    "read_bundle",
+]
 
-METADATA_FILE, FORMAT, VERSION = "metadata.json", "octavo-bundle", 1
+METADATA_FILE, FORMAT, VERSION, VERSION_WITH_PREFIX = "metadata.json", "octavo-bundle", 1, 2
 _CHUNK_BYTES = 1 << 20
 
 
@@ -74,6 +85,39 @@ class TablePlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixTensor:
+    """Keys or values of one layer: numbers of ``dtype`` (numpy's name, little-endian) from ``offset`` on, in C order.
+
+    ``key_i`` is of shape [K, 1, D, P], ``value_i`` [K, 1, P, D], for P tokens. Integers have the encoding of the cache
+    inputs that they go into: q means ``(q - zero_point) * scale``.
+    """
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    scale: float | None = None
+    zero_point: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixPlace:
+    """Tokens before every sequence, and the file with their keys and values: the first columns of the past."""
+
+    file: str
+    token_ids: tuple[int, ...]
+    text: str  # of the tokens, for people
+    tensors: tuple[PrefixTensor, ...]
+    bos_token_id: int | None = None  # the model's
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> PrefixPlace:
+        """The inverse of ``asdict``."""
+        tensors = tuple(PrefixTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in value["tensors"])
+        return cls(**{**value, "token_ids": tuple(value["token_ids"]), "tensors": tensors})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
     """All that is known of a bundle without its weights."""
 
@@ -92,6 +136,7 @@ class Bundle:
     prompt_prefix_ids: tuple[int, ...]  # in front of a plain prompt
     versions: Mapping[str, str]
     extra: Mapping[str, Any]  # what the runtime has to know besides
+    prefix: PrefixPlace | None = None
 
     def path(self, name: str) -> Path:
         """Where a file is."""
@@ -130,8 +175,9 @@ def read_bundle(folder: Path) -> Bundle:
         raise BundleDamaged(f"{file} cannot be read: {error}", hint="copy the whole bundle again") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise BundleDamaged(f"{file} is not the metadata of a bundle")
-    if value.get("version") != VERSION:
-        told = f"the bundle is of format version {value.get('version')}, and this runner reads {VERSION}"
+    if value.get("version") not in (VERSION, VERSION_WITH_PREFIX):
+        reads = f"{VERSION} and {VERSION_WITH_PREFIX}"
+        told = f"the bundle is of format version {value.get('version')}, and this runner reads {reads}"
         raise BundleDamaged(told, hint="take the runner of the release that built it")
     try:
         bundle = _bundle(folder, value)
@@ -142,7 +188,9 @@ def read_bundle(folder: Path) -> Bundle:
 
 
 def _bundle(folder: Path, value: Mapping[str, Any]) -> Bundle:
-    table = value["embedding"]
+    table, prefix = value["embedding"], value.get("prefix")
+    # Without its prefix the graphs' ranges are too narrow for what comes first.
+    assert (prefix is not None) == (value["version"] == VERSION_WITH_PREFIX), "the prefix of the bundle"
     return Bundle(
         folder=folder,
         model=value["model"],
@@ -159,6 +207,7 @@ def _bundle(folder: Path, value: Mapping[str, Any]) -> Bundle:
         prompt_prefix_ids=tuple(value["prompt_prefix_ids"]),
         versions=value["versions"],
         extra=value["extra"],
+        prefix=None if prefix is None else PrefixPlace.from_json(prefix),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_device.feeds import Arrays
+from octavo_device.prefix import NO_PREFIX, Prefix
 from octavo_device.spec import GraphSpec
 
 __all__ = ["LiveCache"]
@@ -20,10 +21,11 @@ __all__ = ["LiveCache"]
 class LiveCache:
     """The past of a sequence: columns [0, min(num_tokens, capacity)) are filled.
 
-    Tokens beyond the capacity count and are not kept: nothing can be fed behind them.
+    It begins with a prefix, which stays. Tokens beyond the capacity count and are not kept: nothing can be fed behind
+    them.
     """
 
-    def __init__(self, spec: GraphSpec) -> None:
+    def __init__(self, spec: GraphSpec, prefix: Prefix = NO_PREFIX) -> None:
         self._spec, self._ar = spec, spec.ars[-1]
         heads, dim, length = spec.num_kv_heads, spec.head_dim, spec.past_length(self._ar)
         self._arrays: Arrays = {}
@@ -31,6 +33,8 @@ class LiveCache:
             self._arrays[f"past_key_{layer}"] = np.zeros((heads, 1, dim, length), np.float32)
             self._arrays[f"past_value_{layer}"] = np.zeros((heads, 1, length, dim), np.float32)
         self.num_tokens = 0
+        prefix.fill(self)
+        self._num_kept = self.num_tokens
 
     @property
     def capacity(self) -> int:
@@ -61,4 +65,4 @@ class LiveCache:
     def cut(self, num_tokens: int) -> None:
         """Forget all but the first tokens, no more than it holds: the rest is masked, and written over later."""
         assert num_tokens <= self.capacity
-        self.num_tokens = min(self.num_tokens, num_tokens)
+        self.num_tokens = max(self._num_kept, min(self.num_tokens, num_tokens))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_device.errors import DoesNotFit
+from octavo_device.prefix import NO_PREFIX, Prefix
 from octavo_device.spec import GraphSpec, RopeSpec
 
 __all__ = ["Arrays", "Call", "Decoding", "KVCache", "RunGraph", "attention_mask", "rope_tables"]
@@ -85,11 +86,12 @@ class Call:
 
 
 class Decoding:
-    """One sequence being fed to a model's graphs in calls of fixed sizes."""
+    """One sequence being fed to a model's graphs in calls of fixed sizes, behind a prefix."""
 
-    def __init__(self, spec: GraphSpec, run: RunGraph) -> None:
+    def __init__(self, spec: GraphSpec, run: RunGraph, prefix: Prefix = NO_PREFIX) -> None:
         self.spec = spec
         self.cache = KVCache(spec)
+        prefix.fill(self.cache)
         self._run = run
 
     def calls(self, tokens: Sequence[int], *, ars: Sequence[int] | None = None) -> Iterator[Call]:

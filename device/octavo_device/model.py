@@ -15,6 +15,7 @@ from octavo_device.bundle import Bundle, BundleGraph, BundlePart
 from octavo_device.cache import LiveCache
 from octavo_device.errors import BundleDamaged, ContextFull, DoesNotFit
 from octavo_device.feeds import Arrays, attention_mask, rope_tables
+from octavo_device.prefix import read_prefix
 from octavo_device.runtimes import Session, check_driven, make_session
 from octavo_device.table import EmbeddingTable, on_grid
 
@@ -24,14 +25,18 @@ __all__ = ["DeviceModel"]
 class DeviceModel:
     """The graphs of a bundle, loaded when they are first run, and the sequence that they are fed.
 
+    The sequence begins with the bundle's prefix.
+
     Raises:
+        BundleDamaged: The prefix's file does not hold what is said of it.
         RuntimeMissing: The bundle is for a runtime with tools of its own.
     """
 
     def __init__(self, bundle: Bundle, sessions: Callable[[Bundle, BundleGraph], Session] = make_session) -> None:
         check_driven(bundle)
         self.bundle, self.spec = bundle, bundle.spec
-        self.cache = LiveCache(bundle.spec)
+        self.prefix = read_prefix(bundle.folder, bundle.prefix)
+        self.cache = LiveCache(bundle.spec, self.prefix)
         self._make, self._sessions = sessions, dict[tuple[str, int], Session]()
         self._table = None if bundle.embedding is None else EmbeddingTable(bundle.folder, bundle.embedding)
 

@@ -1,5 +1,6 @@
 """Replays a bundle's test vectors: every part and number of new tokens, each output compared with what it was built to.
 
+The past of every call begins with the bundle's prefix, as the runner fills its cache.
 Decibels are 10 log10(sum expected^2 / sum error^2), the worst of all calls.
 """
 
@@ -18,6 +19,7 @@ from octavo_device.bundle import Bundle, BundleGraph, BundlePart
 from octavo_device.errors import BundleDamaged
 from octavo_device.feeds import Arrays
 from octavo_device.model import DeviceModel
+from octavo_device.prefix import Prefix
 
 __all__ = ["GraphResult", "limit_db", "replay"]
 
@@ -49,7 +51,7 @@ def replay(bundle: Bundle) -> Iterator[GraphResult]:
     """All graphs, one loaded at a time.
 
     Raises:
-        BundleDamaged: Vectors are damaged, or of other tensors.
+        BundleDamaged: Vectors are damaged, of other tensors, or made behind another prefix than the bundle's.
         RuntimeMissing: What runs the graphs is not here.
     """
     model = DeviceModel(bundle)
@@ -62,10 +64,23 @@ def replay(bundle: Bundle) -> Iterator[GraphResult]:
 def _worst(model: DeviceModel, part: BundlePart, graph: BundleGraph, bundle: Bundle) -> dict[str, float]:
     found: dict[str, float] = {}
     for inputs, expected in _calls(bundle, graph):
+        _check_prefix(model.prefix, inputs, graph)
         got = model.run_part(part, graph.ar, inputs)
         for name, values in expected.items():
             found[name] = min(found.get(name, math.inf), _sqnr_db(values, got[name]))
     return found
+
+
+def _check_prefix(prefix: Prefix, inputs: Mapping[str, NDArray[Any]], graph: BundleGraph) -> None:
+    """Whether the first columns of a call's past are the prefix's keys and values, to the bit."""
+    for name, values in prefix.arrays.items():
+        past = inputs.get(f"past_{name}")
+        if past is None:
+            continue
+        columns = past[tuple(slice(length) for length in values.shape)]
+        if not np.array_equal(columns, values):
+            told = f"{graph.vectors} was made behind another prefix than the bundle's: past_{name}"
+            raise BundleDamaged(told, hint="copy the whole bundle again")
 
 
 def _calls(bundle: Bundle, graph: BundleGraph) -> Iterator[tuple[Arrays, Arrays]]:

@@ -55,13 +55,16 @@ class OptimisedGraph(Artifact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedGraph(Artifact):
-    """As OptimisedGraph with quantised weights between Q and DQ, and the encodings in both of AIMET's formats."""
+    """As OptimisedGraph with quantised weights between Q and DQ, and the encodings in both of AIMET's formats.
+
+    With ``prefix.bin`` and ``prefix.json``, which says what is in it, if the recipe has a prefix.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel(Artifact):
     """``manifest.json``, the parts' graphs in QDQ form with the ``weights.data`` that all point at, their encodings in
-    both of AIMET's formats, and ``vectors/`` with every input and output of every graph.
+    both of AIMET's formats, ``vectors/`` with every input and output of every graph, and the prefix's file if any.
     """
 
 

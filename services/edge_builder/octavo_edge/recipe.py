@@ -169,12 +169,22 @@ class Gates:
     min_centred_sqnr_db: float | None = None
 
 
+# A token of the prefix: its id, or a text that is one or several; the word ``bos`` is the model's first token.
+PrefixItem = int | str
+BOS = "bos"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One way to quantise a model."""
+    """One way to quantise a model.
+
+    ``prefix`` are tokens before every text, here and on the device. Their keys and values are made in floating point,
+    so that the massive activation of the first token never passes a quantised graph.
+    """
 
     name: str
     precision: Precision = Precision()
+    prefix: tuple[PrefixItem, ...] = ()
     calibration: Calibration = Calibration()
     recipe: tuple[Step, ...] = ()
     evaluation: Evaluation = Evaluation()
@@ -209,6 +219,7 @@ def checked(recipe: Recipe) -> Recipe:
         raise _bad("precision.kv_cache", f"is {precision.kv_cache} although activations are float32")
     for kind, weights in (("lm_head", precision.lm_head), ("blocks", precision.blocks)):
         _check_weights(f"precision.{kind}", weights)
+    _check_prefix(recipe.prefix)
     calibration = recipe.calibration
     if not 50 < calibration.percentile <= 100:
         raise _bad("calibration.percentile", f"is {calibration.percentile}; it is over 50 and at most 100")
@@ -224,6 +235,12 @@ def checked(recipe: Recipe) -> Recipe:
         if count < 1:
             raise _bad(key, f"is {count}; it is at least 1")
     return recipe
+
+
+def _check_prefix(prefix: tuple[PrefixItem, ...]) -> None:
+    for index, item in enumerate(prefix):
+        if item == "" or (isinstance(item, int) and item < 0):
+            raise _bad(f"prefix[{index}]", f"is {item!r}; it is a token's id from 0 on, or a text")
 
 
 def _counts(step: Step) -> list[tuple[str, int]]:

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from octavo_edge.recipe import PRESETS, STEPS, UNBUILT_STEPS, Recipe, RecipeInvalid, Step, checked
+from octavo_edge.recipe import BOS, PRESETS, STEPS, UNBUILT_STEPS, PrefixItem, Recipe, RecipeInvalid, Step, checked
 
 
 def load(name_or_path: str) -> Recipe:
@@ -81,6 +81,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     """The value as a type says: dataclasses from mappings, tuples from lists, enumerations from words."""
     if kind is Step:
         return _read_step(value, where)
+    if kind == PrefixItem:
+        return _read_prefix_item(value, where)
     options = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and NoneType in options:
         return None
@@ -88,6 +90,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         return _read_dataclass(kind, value, where)
     if get_origin(kind) is tuple:
+        if get_args(kind)[0] == PrefixItem:
+            value = _prefix_list(value, where)
         if not isinstance(value, list):
             raise _wrong(where, value, "a list")
         item = get_args(kind)[0]
@@ -129,6 +133,21 @@ def _read_step(value: Any, where: str) -> Step:
             param=f"{where}.name",
         )
     return _read_dataclass(STEPS[name], {key: item for key, item in value.items() if key != "name"}, where)
+
+
+def _prefix_list(value: Any, where: str) -> Any:
+    """The word for the model's first token alone is a list of it; none is none."""
+    if value is None:
+        return []
+    if value != BOS and not isinstance(value, list):
+        raise _wrong(where, value, f"{BOS}, or a list of ids and texts of tokens")
+    return [value] if value == BOS else value
+
+
+def _read_prefix_item(value: Any, where: str) -> PrefixItem:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise _wrong(where, value, "a token's id, or a text")
+    return value
 
 
 def _read_scalar(kind: Any, value: Any, where: str) -> Any:

@@ -75,10 +75,26 @@ def _result(stages: Sequence[Mapping[str, Any]]) -> str:
             for name in ("mean_kl_nats", "top1_ratio", "sqnr_db", "centred_sqnr_db"):
                 if name in found:
                     rows.append((f"{_label(name)} of the logits", _measured(name, found[name])))
+        if prefix := stage["outcome"]["details"].get("prefix"):
+            rows += _prefix(prefix, found)
         if stage["kind"] == "Bundle" and "size_bytes" in found:
             label = f"bundle for {stage['target']}" if stage["target"] else "bundle"
             rows.append((label, _measured("size_bytes", found["size_bytes"])))
     return _table(("", "result"), rows) if rows else ""
+
+
+def _prefix(prefix: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The tokens before every text, and what the float graph has with and without them."""
+    rows = [("prefix", f"{prefix['text']!r} ({prefix['num_tokens']} of the context's tokens)")]
+    for label, with_it, without in (
+        ("largest sum of the residual", "largest_residual", "largest_residual_without_prefix"),
+        ("perplexity of the float graph", "float_ppl", "float_ppl_without_prefix"),
+    ):
+        if {with_it, without} <= found.keys():
+            rows.append(
+                (f"{label} without prefix, and behind it", f"{_shown(found[without])}, {_shown(found[with_it])}")
+            )
+    return rows
 
 
 def _overview(stages: Sequence[Mapping[str, Any]]) -> str:

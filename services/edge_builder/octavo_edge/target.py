@@ -30,6 +30,8 @@ class TargetProfile:
     runs_here: bool = True
     # Whether the device's own runner drives its bundles on the machine that builds them.
     replays: bool = False
+    # Whether what it makes takes keys and values of tokens that were never fed: the cache is an input.
+    takes_prefix: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,7 +210,7 @@ DAMAGES = {
     "no_bundle": (lambda folder: (folder / "metadata.json").unlink(), "is no bundle"),
     "cut": (lambda folder: (folder / "metadata.json").write_text('{"format": "octavo-bun'), "cannot be read"),
     "other": (lambda folder: (folder / "metadata.json").write_text("{}"), "is not the metadata of a bundle"),
-    "newer": (lambda folder: change_metadata(folder, version=2), "format version 2, and this runner reads 1"),
+    "newer": (lambda folder: change_metadata(folder, version=3), "format version 3, and this runner reads 1 and 2"),
     "half": (lambda folder: change_metadata(folder, spec={}), "is incomplete"),
     "missing": (lambda folder: (folder / "weights.data").unlink(), "weights.data is missing"),
     "short": (lambda folder: (folder / "head_ar1.onnx").write_bytes(b"x"), "head_ar1.onnx has 1 bytes"),

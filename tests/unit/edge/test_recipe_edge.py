@@ -59,6 +59,9 @@ recipes = st.builds(
         lm_head=weights(),
         blocks=weights(),
     ),
+    prefix=st.lists(
+        st.integers(0, 10**6) | st.text(min_size=1).filter(lambda text: text.isprintable()), max_size=4
+    ).map(tuple),
     calibration=st.builds(
         Calibration, method=st.sampled_from(Method), num_windows=counts, percentile=st.floats(50.1, 100), texts=texts
     ),
@@ -159,6 +162,16 @@ def test_name_and_gates_do_not_change_what_is_built():
         ("calibration: {percentile: .nan}", "calibration.percentile", "a number"),
         ("calibration: {percentile: 10}", "calibration.percentile", "over 50"),
         ("calibration: {texts: a.txt}", "calibration.texts", "a list"),
+        ("prefix: true", "prefix", "is True; it is bos, or a list of ids and texts of tokens"),
+        ("prefix: 3", "prefix", "is 3; it is bos, or a list"),
+        ("prefix: BOS", "prefix", "is 'BOS'; it is bos, or a list"),
+        ("prefix: {token: bos}", "prefix", "it is bos, or a list"),
+        ("prefix: [1, 2.5]", "prefix[1]", "is 2.5; it is a token's id, or a text"),
+        ("prefix: [no]", "prefix[0]", "is False; it is a token's id, or a text"),
+        ("prefix: [[1]]", "prefix[0]", "a token's id, or a text"),
+        ("prefix: [5, -1]", "prefix[1]", "is -1; it is a token's id from 0 on, or a text"),
+        ("prefix: ['']", "prefix[0]", "from 0 on, or a text"),
+        ("prefx: bos", "prefx", "did you mean 'prefix'"),
         ("gates: {max_ppl_ratio: much}", "gates.max_ppl_ratio", "a number"),
         ("gates: {max_kl: 1}", "gates.max_kl", "did you mean"),
         ("name: 3", "name", "text"),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo_device.bundle import FORMAT, METADATA_FILE, VERSION, TablePlace
+from octavo_device.bundle import FORMAT, METADATA_FILE, VERSION, VERSION_WITH_PREFIX, TablePlace
 from octavo_device.spec import GraphSpec
 from octavo_edge.artifacts import file_digest
 from octavo_edge.graph.blob import Blob
@@ -37,7 +37,8 @@ def write_metadata(
     files = sorted(path for path in out.rglob("*") if path.is_file())
     document = {
         "format": FORMAT,
-        "version": VERSION,
+        # An older runner would run the graphs without the prefix.
+        "version": VERSION if manifest.prefix is None else VERSION_WITH_PREFIX,
         **asdict(facts),
         "runtime": blob.runtime,
         "extra": dict(blob.extra),
@@ -57,6 +58,7 @@ def write_metadata(
             for part in manifest.parts
         ],
         "embedding": None if embedding is None else asdict(embedding),
+        **({} if manifest.prefix is None else {"prefix": asdict(manifest.prefix)}),
         "files": {
             path.relative_to(out).as_posix(): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
             for path in files

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from octavo_device.bundle import PrefixPlace
+
 __all__ = ["ExportManifest", "Part", "PartGraph", "PartTensor", "SplitOptions", "read_manifest", "write_manifest"]
 
 FORMAT, VERSION = "octavo-edge-export", 1
@@ -72,11 +74,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportManifest:
-    """All parts in the order in which they run."""
+    """All parts in the order in which they run, and the prefix that every sequence has before it."""
 
     context_length: int
     ars: tuple[int, ...]  # the largest first
     parts: tuple[Part, ...]
+    prefix: PrefixPlace | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As ``manifest.json`` holds it."""
@@ -89,6 +92,7 @@ class ExportManifest:
             context_length=value["context_length"],
             ars=tuple(value["ars"]),
             parts=tuple(_part(part) for part in value["parts"]),
+            prefix=None if value.get("prefix") is None else PrefixPlace.from_json(value["prefix"]),
         )
 
 

@@ -24,7 +24,7 @@ from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.gguf import DamagedTokenizer, bundle_from_metadata
 from octavo_edge.models.families import FAMILIES, check_supported
 
-__all__ = ["CorruptCheckpoint", "LoadedSource", "check_source", "gguf_tokenizer", "load_source"]
+__all__ = ["CorruptCheckpoint", "LoadedSource", "check_source", "gguf_tokenizer", "load_source", "read_tokenizer"]
 
 # What damaged or truncated files make transformers, safetensors and gguf raise.
 _DAMAGE = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError, struct.error, SafetensorError)
@@ -78,7 +78,7 @@ def load_source(path: Path) -> LoadedSource:
         CorruptCheckpoint: A weight is missing, has another shape than the configuration says, or is no finite number.
         UnsupportedTokenizer: There is no usable tokenizer.
     """
-    tokenizer = _tokenizer(path)
+    tokenizer = read_tokenizer(path)
     try:
         with _no_progress_bars():
             place, extra = (path, {}) if path.is_dir() else (path.parent, _gguf_arguments(path))
@@ -122,7 +122,13 @@ def _no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _tokenizer(path: Path) -> TokenizerBundle:
+def read_tokenizer(path: Path) -> TokenizerBundle:
+    """The tokenizer of a checkpoint, without its weights.
+
+    Raises:
+        CorruptCheckpoint: A GGUF file's entries do not fit each other.
+        UnsupportedTokenizer: There is no usable tokenizer.
+    """
     return TokenizerBundle.from_directory(path) if path.is_dir() else gguf_tokenizer(path)
 
 

@@ -1,7 +1,7 @@
 """What every part says of real text in ONNX Runtime: the inputs and outputs that others are compared with.
 
-Each graph is called twice: with nothing before it, and behind the first tokens of the text. Memory holds one part's
-weights, and the inputs of one graph.
+Each graph is called twice: with nothing before it but the prefix, and behind the first tokens of the text too. Memory
+holds one part's weights, and the inputs of one graph.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_device.feeds import Arrays, Decoding
+from octavo_device.prefix import NO_PREFIX, Prefix, read_prefix
 from octavo_device.spec import GraphSpec
 from octavo_edge.graph.manifest import ExportManifest, PartGraph
 from octavo_edge.graph.runtime import OrtGraph
@@ -36,11 +37,13 @@ def write_vectors(
     `on_graph` is told of each graph before it runs. Returns what `whole_inputs` needs as `first`.
     """
     (folder / "vectors").mkdir()
+    prefix = read_prefix(folder, manifest.prefix)
     largest, first = spec.ars[0], Arrays()
-    for _, _, outputs in _runs(folder, manifest, largest, [whole_inputs(spec, tokens, largest, 0, {})], on_graph):
+    calls = [whole_inputs(spec, tokens, largest, 0, {}, prefix)]
+    for _, _, outputs in _runs(folder, manifest, largest, calls, on_graph):
         first |= {name: values for name, values in outputs[0].items() if name.startswith(("key_", "value_"))}
     for ar in spec.ars:
-        calls = [whole_inputs(spec, tokens, ar, call, first) for call in range(NUM_CALLS)]
+        calls = [whole_inputs(spec, tokens, ar, call, first, prefix) for call in range(NUM_CALLS)]
         for graph, feeds, outputs in _runs(folder, manifest, ar, calls, on_graph):
             arrays: dict[str, Any] = {}
             for call, (given, made) in enumerate(zip(feeds, outputs, strict=True)):
@@ -50,15 +53,23 @@ def write_vectors(
 
 
 def whole_inputs(
-    spec: GraphSpec, tokens: Sequence[int], ar: int, call: int, first: Mapping[str, NDArray[Any]]
+    spec: GraphSpec,
+    tokens: Sequence[int],
+    ar: int,
+    call: int,
+    first: Mapping[str, NDArray[Any]],
+    prefix: Prefix = NO_PREFIX,
 ) -> Arrays:
-    """Inputs of the whole model; `first` are keys and values of the largest graph's first call, for the second one."""
-    num_before = min(spec.ars[0], spec.past_length(spec.ars[0]))
+    """Inputs of the whole model behind a prefix.
+
+    `first` are keys and values of the largest graph's first call, for the second one.
+    """
+    num_before = min(spec.ars[0], spec.past_length(spec.ars[0]) - prefix.num_tokens)
+    decoding = Decoding(spec, _never, prefix)
     if call == 0:
-        return Decoding(spec, _never).inputs(ar, tokens[: min(ar, num_before)])
-    num_new = min(ar, spec.context_length - num_before)
-    decoding = Decoding(spec, _never)
+        return decoding.inputs(ar, tokens[: min(ar, num_before)])
     decoding.cache.append(first, num_before)
+    num_new = min(ar, spec.context_length - decoding.cache.num_tokens)
     return decoding.inputs(ar, tokens[num_before : num_before + num_new])
 
 

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_device.feeds import Decoding
+from octavo_device.prefix import NO_PREFIX, Prefix
 from octavo_device.spec import GraphSpec, TensorSpec
 
 
 class StoredBatch(Mapping[str, NDArray[Any]]):
-    """Inputs by name, read when they are asked for; what is all zeros takes no space."""
+    """Inputs by name, read when they are asked for; zeros behind the rest of an axis take no space."""
 
     def __init__(self, folder: Path, specs: Mapping[str, TensorSpec]) -> None:
         self._folder, self._specs = folder, specs
@@ -22,7 +23,13 @@ class StoredBatch(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         spec = self._specs[name]
         file = self._folder / f"{name}.npy"
-        return np.load(file) if file.is_file() else np.zeros(spec.shape, spec.dtype)
+        stored = np.load(file) if file.is_file() else None
+        if stored is not None and stored.shape == spec.shape:
+            return stored
+        values = np.zeros(spec.shape, spec.dtype)
+        if stored is not None:
+            values[tuple(slice(length) for length in stored.shape)] = stored
+        return values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs)
@@ -44,8 +51,9 @@ class BatchStore(Sequence[StoredBatch]):
         folder = self._folder / str(len(self._batches))
         folder.mkdir(parents=True)
         for name in self._specs:
-            if inputs[name].any():
-                np.save(folder / f"{name}.npy", inputs[name])
+            stored = _filled(inputs[name])
+            if stored is not None:
+                np.save(folder / f"{name}.npy", stored)
         self._batches.append(StoredBatch(folder, self._specs))
 
     @overload
@@ -59,12 +67,28 @@ class BatchStore(Sequence[StoredBatch]):
         return len(self._batches)
 
 
-def texts_behind_nothing(folder: Path, spec: GraphSpec, texts: Sequence[Sequence[int]]) -> BatchStore:
-    """Inputs of the largest graph for texts of its number of tokens or fewer, each by itself."""
+def _filled(values: NDArray[Any]) -> NDArray[Any] | None:
+    """The values up to the last that is not zero, along each axis; None if all are."""
+    ends: list[slice] = []
+    for axis in range(values.ndim):
+        places = np.flatnonzero(values.any(axis=tuple(other for other in range(values.ndim) if other != axis)))
+        if not len(places):
+            return None
+        ends.append(slice(int(places[-1]) + 1))
+    return values[tuple(ends)]
+
+
+def texts_behind(prefix: Prefix, folder: Path, spec: GraphSpec, texts: Sequence[Sequence[int]]) -> BatchStore:
+    """Inputs of the largest graph for texts of its number of tokens or fewer, each by itself behind the prefix."""
     store = BatchStore(folder, spec, spec.ars[0])
     for text in texts:
-        store.add(Decoding(spec, _never).inputs(spec.ars[0], text))
+        store.add(Decoding(spec, _never, prefix).inputs(spec.ars[0], text))
     return store
+
+
+def texts_behind_nothing(folder: Path, spec: GraphSpec, texts: Sequence[Sequence[int]]) -> BatchStore:
+    """As `texts_behind` an empty prefix."""
+    return texts_behind(NO_PREFIX, folder, spec, texts)
 
 
 def next_inputs(
@@ -74,12 +98,13 @@ def next_inputs(
     tokens: Sequence[int],
     *,
     ar: int | None = None,
+    prefix: Prefix = NO_PREFIX,
 ) -> Mapping[str, NDArray[Any]]:
-    """Inputs of the graph for ``ar`` tokens (the largest if none is given) that come behind ``num_before`` others.
+    """Inputs of the graph for ``ar`` tokens (the largest if none is given) behind a prefix and ``num_before`` others.
 
-    Their keys and values are the first columns of ``outputs``.
+    Keys and values of the others are the first columns of ``outputs``.
     """
-    decoding = Decoding(spec, _never)
+    decoding = Decoding(spec, _never, prefix)
     decoding.cache.append(outputs, num_before)
     return decoding.inputs(spec.ars[0] if ar is None else ar, tokens)
 

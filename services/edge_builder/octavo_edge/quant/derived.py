@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_device.prefix import NO_PREFIX, Prefix
 from octavo_device.spec import GraphSpec, graph_file
 from octavo_edge.graph.metrics import sqnr_db
 from octavo_edge.quant.batches import BatchStore, next_inputs
@@ -21,11 +22,19 @@ _LOGITS = "logits"
 
 
 def derived_sqnr_db(
-    spec: GraphSpec, exact: Path, got: Path, reference: Outputs, scratch: Path, on_piece: Callable[[int, int], None]
+    spec: GraphSpec,
+    exact: Path,
+    got: Path,
+    reference: Outputs,
+    scratch: Path,
+    on_piece: Callable[[int, int], None],
+    *,
+    prefix: Prefix = NO_PREFIX,
 ) -> dict[int, float]:
     """By number of new tokens, all but the largest: the logits' ratio over one call a text, at most four.
 
-    A call takes a text's last tokens; its past is what the largest float graph made of those before (``reference``).
+    A call takes a text's last tokens; its past is the prefix, and what the largest float graph made of those before
+    (``reference``).
     """
     found: dict[int, float] = {}
     for ar in spec.ars[1:]:
@@ -34,7 +43,7 @@ def derived_sqnr_db(
         cache = [tensor.name for tensor in spec.outputs(ar) if tensor.name != _LOGITS]
         for index, text in enumerate(reference.texts[:_NUM_CALLS]):
             past = {name: reference.get(index, name) for name in cache}
-            calls.add(next_inputs(spec, past, num_before, text[num_before:], ar=ar))
+            calls.add(next_inputs(spec, past, num_before, text[num_before:], ar=ar, prefix=prefix))
         left, right = (_logits(folder / graph_file(ar), calls, on_piece) for folder in (exact, got))
         found[ar] = sqnr_db(left, right)
     return found

@@ -7,7 +7,7 @@ rest is gone when a piece is done.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,22 +122,25 @@ def run_by_pieces(
     sink: Callable[[int, str, NDArray[Any]], None],
     on_piece: Callable[[int, int], None],
     *,
+    also: Collection[str] = (),
     piece_bytes: int = 32 << 20,
 ) -> None:
-    """Run a graph on all batches; ``sink`` gets each graph output of each batch when it is known.
+    """Run a graph on all batches; ``sink`` gets each graph output, and each tensor of ``also``, when it is known.
 
     Pieces hold constants of ``piece_bytes``, or one constant that is larger.
     """
     segments = cut(graph, starts_by_bytes(graph, piece_bytes))
     last = last_reads(segments)
+    told = {*graph.outputs, *also}
     live: list[dict[str, NDArray[Any]]] = [{} for _ in batches]
     for index, segment in enumerate(segments):
-        session = SegmentRun(graph, segment, override=lambda _: None)
+        made = {name for node in graph.nodes[segment.start : segment.stop] for name in node.output}
+        session = SegmentRun(graph, segment, also=sorted(made & set(also)), override=lambda _: None)
         for number, (kept, batch) in enumerate(zip(live, batches, strict=True)):
             outputs = session.run({name: kept[name] if name in kept else batch[name] for name in segment.reads})
-            for name in graph.outputs:
-                if name in outputs:
-                    sink(number, name, outputs[name])
+            for name, values in outputs.items():
+                if name in told:
+                    sink(number, name, values)
             kept.update((name, outputs[name]) for name in segment.gives)
             for name in [name for name in kept if last.get(name, -1) <= index]:
                 del kept[name]

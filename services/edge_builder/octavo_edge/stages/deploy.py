@@ -59,6 +59,8 @@ class Deploy:
         manifest, spec, blob = read_manifest(export), read_spec(export), read_blob(source.path / "blob")
         compiled = json.loads((source.path / "compiled.json").read_text())
         _copy(source.path, blob, out)
+        if manifest.prefix is not None:
+            shutil.copyfile(export / manifest.prefix.file, out / manifest.prefix.file)
         table = compiled["embedding"]
         tokenizer_bundle = TokenizerBundle.from_directory(export)
         tokenizer = Tokenizer(tokenizer_bundle)

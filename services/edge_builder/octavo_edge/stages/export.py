@@ -18,6 +18,7 @@ import onnxruntime
 from octavo_common.errors import FailedPrecondition
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_device.feeds import Arrays
+from octavo_device.prefix import read_prefix
 from octavo_device.spec import GraphSpec, graph_file, read_spec, write_spec
 from octavo_edge.artifacts import ExportedModel, QuantisedGraph, carry
 from octavo_edge.graph.manifest import ExportManifest, Part, PartGraph, PartTensor, SplitOptions, write_manifest
@@ -33,6 +34,7 @@ from octavo_edge.parts.splitting import PartModel, Splitter
 from octavo_edge.parts.vectors import NUM_CALLS, read_vectors, vectors_file, whole_inputs, write_vectors
 from octavo_edge.quant.encodings import PerTensor, read
 from octavo_edge.quant.errors import CannotQuantise
+from octavo_edge.quant.prefix import read_place
 from octavo_edge.quant.topology import Topology
 from octavo_edge.stage import Gate, StageContext, StageOutcome, TensorLoss
 
@@ -99,6 +101,9 @@ class _Work:
         shutil.copyfile(self._source / WEIGHTS_FILE, out / WEIGHTS_FILE)
         write_spec(out, spec)
         carry(self._source, out)
+        prefix = read_place(self._source)
+        if prefix is not None:
+            shutil.copyfile(self._source / prefix.file, out / prefix.file)
         reference = Topology(self._source / graph_file(spec.ars[0]))
         graphs: dict[str, list[PartGraph]] = {plan.name: [] for plan in plans}
         activations: dict[str, dict[str, PerTensor]] = {}
@@ -122,7 +127,7 @@ class _Work:
             )
             for plan in plans
         )
-        manifest = ExportManifest(context_length=spec.context_length, ars=spec.ars, parts=parts)
+        manifest = ExportManifest(context_length=spec.context_length, ars=spec.ars, parts=parts, prefix=prefix)
         write_manifest(out, manifest)
         return manifest
 
@@ -148,12 +153,13 @@ class _Work:
     def compare(self, manifest: ExportManifest, tokens: list[int], first: Arrays) -> dict[str, float]:
         """What each output of each graph lost against the graph before the cut, at worst of all calls."""
         losses: dict[str, float] = {}
+        prefix = read_prefix(self._ctx.out, manifest.prefix)
         for ar in self.spec.ars:
             whole = OrtGraph(self._source / graph_file(ar))
             vectors = [read_vectors(self._ctx.out, part.graph(ar)) for part in manifest.parts]
             for call in range(NUM_CALLS):
                 self.told("comparing with the whole graph")(f"{ar} tokens")
-                expected = whole.run(whole_inputs(self.spec, tokens, ar, call, first))
+                expected = whole.run(whole_inputs(self.spec, tokens, ar, call, first, prefix))
                 for calls in vectors:
                     _, outputs = next(calls)
                     for name in outputs.keys() & expected.keys():

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from octavo_common.errors import FailedPrecondition
 from octavo_common.text.bundle import TokenizerBundle
 from octavo_common.text.tokenizer import Tokenizer
+from octavo_device.prefix import NO_PREFIX, Prefix
 from octavo_device.spec import GraphSpec, graph_file, read_spec, write_spec
 from octavo_edge.artifacts import OptimisedGraph, QuantisedGraph, carry
 from octavo_edge.graph.weights import WEIGHTS_FILE, WeightsWriter
 from octavo_edge.quant import biases
-from octavo_edge.quant.batches import BatchStore, next_inputs, texts_behind_nothing
+from octavo_edge.quant.batches import BatchStore, next_inputs, texts_behind, texts_behind_nothing
 from octavo_edge.quant.calibrate import quantise_graph
 from octavo_edge.quant.corpus import Purpose, documents, texts_digest
 from octavo_edge.quant.derived import derived_sqnr_db
@@ -29,9 +30,10 @@ from octavo_edge.quant.encodings import Encodings, write_v1, write_v2
 from octavo_edge.quant.errors import CannotQuantise
 from octavo_edge.quant.evaluation import Comparison, Outputs, compare
 from octavo_edge.quant.mixed import Choice, choose
-from octavo_edge.quant.placement import place
+from octavo_edge.quant.placement import Role, place
 from octavo_edge.quant.plan import Quantised, QuantPlan
 from octavo_edge.quant.planning import plan_of
+from octavo_edge.quant.prefix import PrefixGain, make_prefix, text_of, token_ids, write_prefix
 from octavo_edge.quant.qdq import write_qdq
 from octavo_edge.quant.segments import run_by_pieces
 from octavo_edge.quant.topology import Topology, corresponding_names
@@ -72,7 +74,7 @@ class Quantise:
         """What can be told before anything is built, and has to be told of a result that is there already.
 
         Raises:
-            RecipeInvalid: The target cannot take a precision.
+            RecipeInvalid: The target cannot take a precision, or a prefix.
             NoUsableData: A text cannot be read.
         """
         check_target(self.recipe, profile)
@@ -87,14 +89,16 @@ class Quantise:
 
         Raises:
             NoUsableData: There is no text to calibrate with or to judge by.
-            RecipeInvalid: The target cannot take a precision.
+            RecipeInvalid: The target cannot take a precision or a prefix, or the prefix is none of the model's.
             NotQuantisable: A tensor is not finite, blocks do not fit a weight, or the graphs of a model differ.
         """
         check_target(self.recipe, ctx.target.profile)
         warnings: list[str] = []
-        work = _Work(source=source.path, recipe=self.recipe, ctx=ctx)
+        tokenizer = Tokenizer(TokenizerBundle.from_directory(source.path))
+        work = _Work(source=source.path, recipe=self.recipe, ctx=ctx, tokenizer=tokenizer, prefix=NO_PREFIX)
+        work = replace(work, prefix=work.make_prefix())
         ctx.step(0, 4, "reading text")
-        batches, reference = work.run_float()
+        batches, reference, gain = work.run_float()
         if len(batches) < _FEW_BATCHES:
             warnings.append(f"{len(batches)} calibration batches; under {_FEW_BATCHES} ranges are a guess")
         try:
@@ -108,7 +112,10 @@ class Quantise:
             "num_calibration_batches": float(len(batches)),
             **{f"logits_sqnr_db_ar{ar}": value for ar, value in work.compare_derived(reference).items()},
         }
-        details = {} if choice is None else {"sensitivity": choice.table()}
+        details: dict[str, Any] = {} if choice is None else {"sensitivity": choice.table()}
+        if gain is not None:
+            metrics |= gain.metrics()
+            details["prefix"] = work.prefix_told()
         return _outcome(ctx.out, work.compare(reference), quantised, metrics, details, warnings)
 
 
@@ -119,18 +126,34 @@ class _Work:
     source: Path
     recipe: Recipe
     ctx: StageContext
+    tokenizer: Tokenizer
+    prefix: Prefix  # stands before every text
 
-    def run_float(self) -> tuple[BatchStore, Outputs]:
-        """Batches to calibrate with, and what the float graph says of the texts to judge by."""
-        tokenizer = Tokenizer(TokenizerBundle.from_directory(self.source))
+    def make_prefix(self) -> Prefix:
+        """The recipe's prefix with its keys and values."""
+        spec = self._spec()
+        ids = token_ids(self.recipe.prefix, self.tokenizer, vocab_size=spec.vocab_size)
+
+        def on_piece(done: int, total: int) -> None:
+            self.ctx.step(done, total, "running the float graph on the prefix")
+
+        return make_prefix(self.source, spec, ids, self.tokenizer, on_piece)
+
+    def prefix_told(self) -> dict[str, Any]:
+        """For the report."""
+        ids = self.prefix.token_ids
+        return {"tokens": ", ".join(map(str, ids)), "text": text_of(ids, self.tokenizer), "num_tokens": len(ids)}
+
+    def run_float(self) -> tuple[BatchStore, Outputs, PrefixGain | None]:
+        """Batches to calibrate with, what the float graph says of the texts to judge by, and what a prefix brings."""
 
         def encode(text: str) -> list[int]:
-            return tokenizer.encode(text, add_special=False)
+            return self.tokenizer.encode(text, add_special=False)
 
         spec = self._spec()
         ar, wanted = spec.ars[0], self.recipe.calibration.num_windows
-        # Half of the windows have a past, where the context has room for one.
-        length = ar if spec.context_length < 2 * ar else 2 * ar
+        # Half of the windows have a past besides the prefix, where the context has room for one.
+        length = 2 * ar if self._has_room(spec) else ar
         stretches = documents(
             Purpose.CALIBRATION,
             self.recipe.calibration.texts,
@@ -149,34 +172,44 @@ class _Work:
 
     def _batches(
         self, spec: GraphSpec, stretches: Sequence[Sequence[int]], judged: Sequence[Sequence[int]]
-    ) -> tuple[BatchStore, Outputs]:
+    ) -> tuple[BatchStore, Outputs, PrefixGain | None]:
         ar, wanted, scratch = spec.ars[0], self.recipe.calibration.num_windows, self.ctx.scratch
         reference = Outputs(scratch / "reference", judged)
         firsts = Outputs(scratch / "firsts", [stretch[:ar] for stretch in stretches])
         batches = BatchStore(scratch / "batches", spec, ar)
-        begun = texts_behind_nothing(scratch / "begun", spec, firsts.texts)
-        judging = texts_behind_nothing(scratch / "judging", spec, judged)
-        num_first = len(begun) if spec.context_length >= 2 * ar else 0
+        begun = texts_behind(self.prefix, scratch / "begun", spec, firsts.texts)
+        judging = texts_behind(self.prefix, scratch / "judging", spec, judged)
+        bare = texts_behind_nothing(scratch / "bare", spec, judged if self.prefix.token_ids else [])
+        num_first = len(begun) if self._has_room(spec) else 0
+        graph = Topology(self.source / graph_file(ar))
+        residual = [name for group in place(graph).groups if group.role is Role.RESIDUAL for name in group.tensors]
+        gain = PrefixGain(judged, residual) if self.prefix.token_ids else None
 
         def sink(number: int, name: str, values: NDArray[Any]) -> None:
-            if number >= num_first:
-                reference.put(number - num_first, name, values)
+            index = number - num_first
+            if gain is not None and index >= 0:
+                gain.see(index % len(judged), name, values, behind=index < len(judged))
+            if name not in graph.outputs or index >= len(judged):
+                return
+            if index >= 0:
+                reference.put(index, name, values)
             elif name != "logits":
                 firsts.put(number, name, values)
 
         run_by_pieces(
-            Topology(self.source / graph_file(ar)),
-            [*begun[:num_first], *judging],
+            graph,
+            [*begun[:num_first], *judging, *bare],
             sink,
             lambda done, total: self.ctx.step(done, total, "running the float graph on text"),
+            also=residual if gain is not None else (),
         )
         cache = [tensor.name for tensor in spec.outputs(ar) if tensor.name != "logits"]
         for index, (inputs, stretch) in enumerate(zip(begun, stretches, strict=True)):
             batches.add(inputs)
             if num_first and len(batches) < wanted:
                 outputs = {name: firsts.get(index, name) for name in cache}
-                batches.add(next_inputs(spec, outputs, ar, stretch[ar:]))
-        return batches, reference
+                batches.add(next_inputs(spec, outputs, ar, stretch[ar:], prefix=self.prefix))
+        return batches, reference, gain
 
     def mix(self, plan: QuantPlan, batches: BatchStore) -> tuple[QuantPlan, Choice | None]:
         """The plan with the exceptions that sensitivity asks for, and how they were found, if the recipe wants any."""
@@ -221,6 +254,7 @@ class _Work:
         bits = self.recipe.precision.activations.bits
         write_v1(out / "encodings_v1.json", encodings, producer=producer, activation_bits=bits)
         write_v2(out / "encodings.json", encodings, producer=producer)
+        write_prefix(out, self.prefix, self.tokenizer, quantised.activations)
 
     def compare(self, reference: Outputs) -> Comparison:
         """The graph for most tokens against the float one."""
@@ -228,7 +262,7 @@ class _Work:
         got = Outputs(self.ctx.scratch / "quantised", reference.texts)
         run_by_pieces(
             Topology(self.ctx.out / graph_file(spec.ars[0])),
-            texts_behind_nothing(self.ctx.scratch / "judged-again", spec, reference.texts),
+            texts_behind(self.prefix, self.ctx.scratch / "judged-again", spec, reference.texts),
             got.put,
             lambda done, total: self.ctx.step(done, total, "comparing with the float graph"),
         )
@@ -243,7 +277,12 @@ class _Work:
             reference,
             self.ctx.scratch,
             lambda done, total: self.ctx.step(done, total, "comparing the smaller graphs"),
+            prefix=self.prefix,
         )
+
+    def _has_room(self, spec: GraphSpec) -> bool:
+        """Whether two calls of the largest graph fit behind the prefix."""
+        return spec.context_length >= self.prefix.num_tokens + 2 * spec.ars[0]
 
     def _spec(self) -> GraphSpec:
         return read_spec(self.source)
@@ -253,8 +292,11 @@ def check_target(recipe: Recipe, profile: TargetProfile) -> None:
     """Whether a target can take what a recipe asks for.
 
     Raises:
-        RecipeInvalid: The target cannot take a precision.
+        RecipeInvalid: The target cannot take a precision, or a prefix.
     """
+    if recipe.prefix and not profile.takes_prefix:
+        told = f"recipe: prefix is for targets whose cache is filled from outside; {profile.name} fills its own"
+        raise RecipeInvalid(told, hint=f"leave out prefix, or the target {profile.name}", param="prefix")
     precision = recipe.precision
     asked = [("precision.activations", precision.activations, profile.activations)]
     asked += [(f"{kind}.qtype", w.qtype, profile.weights) for kind, w in _kinds(recipe)]

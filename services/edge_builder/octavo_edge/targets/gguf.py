@@ -40,12 +40,13 @@ class GgufTarget:
 
     @property
     def profile(self) -> TargetProfile:
-        """Weights of 4 and 8 bits; activations are llama.cpp's own business."""
+        """Weights of 4 and 8 bits; activations and the cache are llama.cpp's own business."""
         return TargetProfile(
             name="gguf",
             version=installed_version(_PACKAGE),
             weights=frozenset({QType.INT4, QType.INT8, QType.FLOAT16, QType.FLOAT32}),
             runs_here=False,
+            takes_prefix=False,
         )
 
     def missing(self) -> list[str]:
