@@ -305,9 +305,10 @@ def assemble(
     """
     from octavo_edge.graph.manifest import SplitOptions
     from octavo_edge.models.size import read_size
-    from octavo_edge.models.source import check_source
+    from octavo_edge.models.source import check_source, read_tokenizer
     from octavo_edge.parts.layout import check_split
     from octavo_edge.passes.registry import DEFAULT_PASSES, select_passes
+    from octavo_edge.quant.prefix import check_prefix
     from octavo_edge.stages.adapt import Adapt
     from octavo_edge.stages.compile import TargetUnavailable
     from octavo_edge.stages.export import Export
@@ -327,6 +328,10 @@ def assemble(
     quantise = Quantise(recipe=request.recipe)
     for target in targets.values():
         quantise.check(target.profile)
+    if prefix := request.recipe.prefix:
+        vocab_size = None if size is None else size.vocab_size
+        tokenizer, context_length = read_tokenizer(source.path), request.context_length
+        check_prefix(prefix, tokenizer, vocab_size=vocab_size, context_length=context_length, ars=request.ars)
     return (
         pipeline(Adapt(context_length=request.context_length, attention=request.attention))
         .then(Optimise(context_length=request.context_length, ars=request.ars, passes=passes))
