@@ -35,7 +35,7 @@ PARTS = ("search", "toy", "first", "whole")
 TOY_SIZE = Size(context_length=128, ar=32, num_calibration=8, num_judging=8)
 NUM_CANDIDATES, NUM_SEARCH_BATCHES, NUM_ROUNDS, NUM_LAYERS = 20, 4, 3, 4
 # The first layers by themselves predict next to nothing, so that their perplexity needs more text to be told apart.
-MORE_JUDGING = 3
+MORE_JUDGING = 5
 
 
 class Run:
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--graph", type=Path, help="float graphs of MODEL that a build's stage optimise has made")
     parser.add_argument("--calibration", type=int, default=12, help="windows of 128 tokens, half of them with a past")
-    parser.add_argument("--judging", type=int, default=40, help="windows of 128 tokens of other text")
+    parser.add_argument("--judging", type=int, default=24, help="windows of 128 tokens of other text")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path, help="for the tables; default: docs/aimet.md, none with --cut")
     args = parser.parse_args()
