@@ -78,9 +78,12 @@ class Download:
         """Give the directory its name."""
         assert self.left() is None
         check_place(self._out)
+        for folder in (*(path for path in self._partial.rglob("*") if path.is_dir()), self._partial):
+            _to_disk(folder)
         if self._out.exists():
             self._out.rmdir()
         self._partial.rename(self._out)
+        _to_disk(self._out.parent)
         return self.files
 
     def __enter__(self) -> Self:
@@ -96,6 +99,9 @@ class Download:
 
     def _end_file(self, file: BuildFile) -> None:
         assert self._stream is not None
+        self._stream.flush()
+        # Before the whole gets its name: that must not be there after a crash of the machine without all of this.
+        os.fsync(self._stream.fileno())
         self._stream.close()
         if self._digest.hexdigest() != file.sha256:
             raise AbortedError(
@@ -122,6 +128,17 @@ def _chosen(build: Build, names: Sequence[str]) -> list[BuildFile]:
             # Whatever a server says: nothing is written outside of the directory.
             raise AbortedError(f"{name!r} is no name of a file", job_id=build.id)
     return [listed[name] for name in names] if names else list(listed.values())
+
+
+def _to_disk(folder: Path) -> None:
+    """Wait until a directory's names cannot be lost, where directories can be opened."""
+    if os.name != "posix":
+        return
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _nothing(done: int, total: int) -> None:

@@ -102,6 +102,8 @@ def _store(options: argparse.Namespace, clock: Clock, cancellation: Cancellation
     from octavo_edge.store import ArtifactStore
 
     store = ArtifactStore(options.store, clock)
+    if store.num_damaged:
+        _say(f"removed {store.num_damaged} artifacts that were damaged")
     if options.keep_gb is not None:
         removed = store.collect(int(options.keep_gb * 1e9))
         _say(f"removed {len(removed)} artifacts, {sum(entry.size_bytes for entry in removed) / 1e6:.1f} MB")

@@ -58,7 +58,7 @@ def deliver(out: Path, *, copies: Mapping[str, Path], texts: Mapping[str, str]) 
                 shutil.copyfile(source, partial / name)  # its mode is not copied: files of the store are read-only
             for name, text in texts.items():
                 (partial / name).write_text(text, encoding="utf-8")
-            for path in partial.rglob("*"):
+            for path in (*partial.rglob("*"), partial):
                 to_disk(path)
             _swap(partial, out, before)
     finally:

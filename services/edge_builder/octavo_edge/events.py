@@ -70,6 +70,7 @@ def stage_event(run: StageRun) -> BuildStage:
         stage=report.stage,
         target=run.target,
         cached=run.cached,
+        replaced=run.replaced,
         seconds=report.seconds,
         size_bytes=report.size_bytes,
         peak_memory_bytes=report.peak_rss_bytes,

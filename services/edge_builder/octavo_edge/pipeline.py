@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from octavo_common.clock import Clock
@@ -21,6 +21,7 @@ B = TypeVar("B", bound=Artifact)
 C = TypeVar("C", bound=Artifact)
 _LOCK_TRY_S = 0.2
 _NUM_NAMED = 5
+_DAMAGED = "what was kept of an earlier build was damaged; it was removed and made again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,6 @@ class StageRun:
     report: StageReport
     cached: bool
     gates: tuple[Gate, ...]
-
     # That the stage was for; empty: all of them.
     target: str = ""
     # It was made before, and the disk had damaged it since.
@@ -41,6 +41,7 @@ class StageRun:
     def title(self) -> str:
         """The stage's name, with its target's if it has one."""
         return title(self.report.stage, self.target)
+
     @property
     def failed(self) -> tuple[Gate, ...]:
         """The gates that stop the build."""
@@ -135,7 +136,7 @@ def kept_stages(stages: Pipeline[Any, Any], source: Artifact, builder: str, stor
 
 def _obtain(stage: Stage[Any, Any], source: Artifact, around: Surroundings) -> StageRun:
     """The stage's result from the store, made first if it is not there."""
-    digest, cached = result_digest(stage, source, around.builder), True
+    digest, cached, replaced = result_digest(stage, source, around.builder), True, False
 
     def pause() -> None:
         around.cancellation.wait(_LOCK_TRY_S)
@@ -148,14 +149,18 @@ def _obtain(stage: Stage[Any, Any], source: Artifact, around: Surroundings) -> S
                 break
         with around.store.writing(digest, pause) as draft:
             if draft is not None:
-                cached = False
+                cached, replaced = False, draft.replaces
                 _make(stage, source, draft, around)
     report = report_from_json(entry.report)
+    if replaced:
+        warnings = (*report.outcome.warnings, _DAMAGED)
+        report = replace(report, outcome=replace(report.outcome, warnings=warnings))
     return StageRun(
         artifact=stage.output(path=entry.path, digest=digest),
         report=report,
         cached=cached,
         gates=stage.gates,
+        replaced=replaced,
     )
 
 

@@ -2,13 +2,16 @@
 
 ``objects/<digest>`` holds ``files/`` (the artifact), ``report.json`` and ``manifest.json`` with the sha256 of every
 file; ``drafts/`` what is being written; ``locks/`` who uses what. A draft takes its final name by one rename after all
-of it is on the disk, so a killed process or a full disk leaves a draft at most, and the next one removes it.
+of it is on the disk, so a killed process or a full disk leaves a draft at most, and the next one removes it. What a
+disk has damaged since is recognised when it is read, or at once where a file is missing or of another size; it is
+removed, counted, and made again when it is asked for.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +26,7 @@ from octavo_edge.artifacts import file_digest
 from octavo_edge.locks import NamedLocks
 
 _MANIFEST, _REPORT, _FILES = "manifest.json", "report.json", "files"
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class StoreUnusable(FailedPrecondition):
@@ -45,10 +49,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """Room for an artifact that is being made: ``files`` becomes it, ``scratch`` is thrown away."""
+    """Room for an artifact that is being made: ``files`` becomes it, ``scratch`` is thrown away.
+
+    ``replaces`` says that there was one of this name, which was damaged.
+    """
 
     digest: str
     folder: Path
+    replaces: bool = False
 
     @property
     def files(self) -> Path:
@@ -74,7 +82,14 @@ class ArtifactStore:
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise StoreUnusable(f"the artifact store {root} cannot be used: {error.strerror}") from error
         self._locks = NamedLocks(root / "locks")
+        self._damaged: set[str] = set()
         self.collect_leftovers()
+        self.collect_damaged()
+
+    @property
+    def num_damaged(self) -> int:
+        """Artifacts that were found damaged, and removed, through this object."""
+        return len(self._damaged)
 
     @contextmanager
     def reading(self, digest: str, pause: Callable[[], None]) -> Iterator[Entry | None]:
@@ -95,8 +110,9 @@ class ArtifactStore:
             if self._load(digest) is not None:
                 yield None
                 return
-            self._remove(digest)
-            draft = Draft(digest=digest, folder=self._drafts / digest)
+            if self._remove(digest):
+                self._damaged.add(digest)
+            draft = Draft(digest=digest, folder=self._drafts / digest, replaces=digest in self._damaged)
             shutil.rmtree(draft.folder, ignore_errors=True)
             try:
                 with told_when_full(self._root, "an artifact"):
@@ -165,8 +181,18 @@ class ArtifactStore:
                     removed.append(digest)
         return removed
 
-    def _load(self, digest: str) -> Entry | None:
-        """The entry if every file is as its manifest says."""
+    def collect_damaged(self) -> list[str]:
+        """Remove what is seen to be damaged without reading it all; returns the digests. What is in use stays."""
+        removed: list[str] = []
+        for digest in [path.name for path in self._objects.iterdir() if _DIGEST.fullmatch(path.name)]:
+            with self._locks.try_hold(digest) as free:
+                if free and self._load(digest, read=False) is None and self._remove(digest):
+                    removed.append(digest)
+        self._damaged.update(removed)
+        return removed
+
+    def _load(self, digest: str, *, read: bool = True) -> Entry | None:
+        """The entry if every file is as its manifest says; without ``read`` all but their contents is looked at."""
         entry = self._parse(digest)
         if entry is None:
             return None
@@ -174,7 +200,8 @@ class ArtifactStore:
         listed = json.loads((folder / _MANIFEST).read_text())["files"]
         present = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {_MANIFEST}
         whole = present == set(listed) and all(
-            (folder / name).stat().st_size == facts["bytes"] and file_digest(folder / name) == facts["sha256"]
+            (folder / name).stat().st_size == facts["bytes"]
+            and (not read or file_digest(folder / name) == facts["sha256"])
             for name, facts in listed.items()
         )
         return entry if whole else None
@@ -194,15 +221,16 @@ class ArtifactStore:
         except (OSError, ValueError, KeyError, TypeError):
             return None  # absent or damaged: to be built again
 
-    def _remove(self, digest: str) -> None:
-        """Take the name away by one rename, so that nobody sees half of it, then the files."""
+    def _remove(self, digest: str) -> bool:
+        """Take the name away by one rename, so that nobody sees half of it, then the files. False: there was none."""
         gone = self._drafts / f"{digest}.gone"
         shutil.rmtree(gone, ignore_errors=True)
         try:
             (self._objects / digest).rename(gone)
         except FileNotFoundError:
-            return
+            return False
         shutil.rmtree(gone, ignore_errors=True)
+        return True
 
 
 @contextmanager

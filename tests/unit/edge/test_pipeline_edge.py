@@ -77,8 +77,9 @@ def test_another_source_makes_all_anew(tmp_path):
     assert [run.cached for run in world.runs[3:]] == [False] * 3
 
 
+@pytest.mark.parametrize("opened_again", [False, True])
 @pytest.mark.parametrize("damage", ["changed", "shorter", "missing", "extra", "manifest"])
-def test_a_damaged_artifact_is_made_again(tmp_path, damage):
+def test_a_damaged_artifact_is_removed_counted_and_made_again(tmp_path, damage, opened_again):
     world = World(tmp_path)
     world.run(counting())
     folder = world.runs[1].artifact.path
@@ -96,8 +97,20 @@ def test_a_damaged_artifact_is_made_again(tmp_path, damage):
         manifest = folder.parent / "manifest.json"
         manifest.chmod(0o644)
         manifest.write_text(manifest.read_text()[:20])
+    if opened_again:
+        world = World(tmp_path, runs=world.runs)
+        # Of what is of the right size the disk has to be asked.
+        assert folder.exists() == (damage == "changed")
     assert world.run(counting()) == TOTAL
     assert [run.cached for run in world.runs[3:]] == [True, False, True]
+    assert [run.replaced for run in world.runs] == [False] * 4 + [True, False]
+    assert world.store.num_damaged == 1
+    warnings = [warning for run in world.runs[3:] for warning in run.report.outcome.warnings]
+    assert sum("damaged" in warning for warning in warnings) == 1
+    # It is told once, not for ever.
+    world.run(counting())
+    assert [run.cached for run in world.runs[6:]] == [True, True, True]
+    assert not any("damaged" in warning for run in world.runs[6:] for warning in run.report.outcome.warnings)
     assert file.read_text().split() == ["3", "5", "5", "3"]
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from octavo_common.clock import SystemClock
 from octavo_common.errors import Cancelled, InvalidArgument
+from octavo_edge.__main__ import main
 from octavo_edge.artifacts import joined_digest, source_model
+from octavo_edge.deliver import deliver
+from octavo_edge.locks import NamedLocks
 from octavo_edge.store import ArtifactStore, StoreUnusable
 
 
@@ -27,6 +32,31 @@ class Ticking:
 
     async def sleep(self, seconds):
         raise AssertionError
+
+
+class Disk:
+    """What has been forced to the disk, and before which rename."""
+
+    def __init__(self, monkeypatch):
+        self._synced, self._at_rename = [], {}
+        fsync, rename = os.fsync, Path.rename
+
+        def noted_fsync(file):
+            fsync(file)
+            self._synced.append(os.fstat(file).st_ino)
+
+        def noted_rename(path, target):
+            self._at_rename[Path(target)] = len(self._synced)
+            return rename(path, target)
+
+        monkeypatch.setattr(os, "fsync", noted_fsync)
+        monkeypatch.setattr(Path, "rename", noted_rename)
+
+    def had(self, folder):
+        """Every file and directory of it before it got its name, and that name at the end."""
+        before = self._synced[: self._at_rename[folder]]
+        assert {path.stat().st_ino for path in (folder, *folder.rglob("*"))} <= set(before)
+        assert folder.parent.stat().st_ino in self._synced[self._at_rename[folder] :]
 
 
 def give_up():
@@ -78,6 +108,35 @@ def test_what_is_in_use_is_not_collected(store, tmp_path):
         assert (entry.path / "data").exists()
     assert [removed.digest for removed in store.collect(0)] == [entry.digest]
     assert not entry.path.exists()
+
+
+def test_what_is_damaged_and_nobody_asks_for_is_collected_when_the_store_is_opened(store, tmp_path, capsys):
+    gone, used, kept = (put(store, word, 1000) for word in ("folio", "quarto", "octavo"))
+    for entry in (gone, used):
+        (entry.path / "data").unlink()
+    (tmp_path / "store" / "objects" / "notes.txt").write_text("somebody's")
+    with store.reading(kept.digest, give_up), NamedLocks(tmp_path / "store" / "locks").try_hold(used.digest):
+        again = ArtifactStore(tmp_path / "store", Ticking())
+    assert again.num_damaged == 1
+    assert {path.name for path in (tmp_path / "store" / "objects").iterdir()} == {used.digest, kept.digest, "notes.txt"}
+    assert main(["store", "--store", str(tmp_path / "store")]) == 0
+    told = capsys.readouterr()
+    assert "removed 1 artifacts that were damaged" in told.err
+    assert told.out.split()[0] == kept.digest[:16] and len(told.out.splitlines()) == 1
+    assert list((tmp_path / "store" / "drafts").iterdir()) == []
+
+
+def test_an_artifact_has_its_name_after_all_of_it_is_on_the_disk(store, tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    entry = put(store, "folio", 1000)
+    disk.had(entry.path.parent)
+
+
+def test_a_delivery_has_its_name_after_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
+    (tmp_path / "a.bin").write_bytes(b"x")
+    disk = Disk(monkeypatch)
+    deliver(tmp_path / "out", copies={"deep/a.bin": tmp_path / "a.bin"}, texts={"report.json": "{}"})
+    disk.had(tmp_path / "out")
 
 
 def test_readers_share_and_a_writer_waits_for_them(store):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +63,43 @@ def test_a_download_goes_on_where_its_connection_broke_and_appears_whole(tmp_pat
     assert {name: (tmp_path / "out" / name).read_bytes() for name in CONTENT} == CONTENT
     assert seen[-1] == (12, 12)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_download_has_its_name_after_all_of_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[int | str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_fsync(file: int) -> None:
+        fsync(file)
+        order.append(os.fstat(file).st_ino)
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        order.append("named")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    with Download(build_of(*FILES), tmp_path / "out", (), None) as download:
+        for chunk in pieces([file.name for file in FILES], 0):
+            download.take(chunk)
+        download.finish()
+    made = {path.stat().st_ino for path in (tmp_path / "out", *(tmp_path / "out").rglob("*"))}
+    assert made <= set(order[: order.index("named")])
+    assert order[order.index("named") + 1 :] == [tmp_path.stat().st_ino]
+
+
+def test_a_download_onto_a_full_disk_leaves_nothing(small_disk: Callable[[str], Path]) -> None:
+    disk = small_disk("64k")
+    content = b"x" * 200_000
+    file = file_of("large.bin", content)
+    with (
+        pytest.raises(OSError, match="No space left on device"),
+        Download(build_of(file), disk / "out", (), None) as download,
+    ):
+        download.take(FileChunk(file=file, offset=0, data=content))
+    assert list(disk.iterdir()) == []
 
 
 def test_other_bytes_than_listed_leave_nothing(tmp_path: Path) -> None:

@@ -197,6 +197,9 @@ BUILD_TIME = _histogram("octavo_build_time_seconds", "s", "What an attempt at a 
 BUILD_STAGE_TIME = _histogram(
     "octavo_build_stage_time_seconds", "s", "What a stage took that was not found as cached.", _BUILD_S, STAGE
 )
+BUILD_DAMAGED = _counter(
+    "octavo_build_damaged_artifacts", "{artifact}", "Kept results of stages that were damaged, and made again.", STAGE
+)
 
 # All services.
 RPC_SERVER_DURATION = _histogram("octavo_rpc_server_duration_seconds", "s", "Calls served.", _CALL_S, METHOD, CODE)

@@ -173,7 +173,9 @@ class Library:
         with told_when_full(self._root, "the builds"):
             if not path.exists():
                 partial.write_text(str(uuid4()))
+                to_disk(partial)
                 with contextlib.suppress(FileExistsError):
                     os.link(partial, path)
                 partial.unlink()
+                to_disk(self._root)
             return path.read_text().strip()

@@ -39,6 +39,8 @@ class Seen:
                 names.STAGE_SECONDS: stage.seconds,
             }
             self._span.add_event(names.EVENT_STAGE, event)
+            if stage.replaced:
+                self._instruments.add(names.BUILD_DAMAGED, 1, {names.STAGE: stage.stage})
             if not stage.cached:
                 self._instruments.record(names.BUILD_STAGE_TIME, stage.seconds, {names.STAGE: stage.stage})
         self._span.end()
