@@ -19,6 +19,7 @@ from octavo_edge.artifacts import Bundle, ExportedModel, SourceModel, source_mod
 from octavo_edge.deliver import check_place, deliver, retract, tree
 from octavo_edge.fingerprint import builder_fingerprint
 from octavo_edge.pipeline import Pipeline, StageRun, Surroundings, kept_stages, pipeline
+from octavo_edge.public import all_without_paths
 from octavo_edge.recipe import Recipe
 from octavo_edge.recipe_file import to_plain
 from octavo_edge.report import BuildReport, StageEntry, TargetEntry, build_to_json
@@ -392,4 +393,6 @@ def _check_lengths(ars: Sequence[int], context_length: int, *, limit: int) -> No
 
 def _report_files(report: BuildReport) -> dict[str, str]:
     document = build_to_json(report)
+    # It is read elsewhere, too: tool-chains name files of this machine in what they say.
+    document |= all_without_paths({name: document[name] for name in ("targets", "outcome", "stages")})
     return {"report.json": json.dumps(document, indent=1) + "\n", "report.html": page(document)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from uuid import UUID
 
 import psutil
 import pytest
+import structlog
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -176,12 +178,13 @@ async def making(pg_dsn: str, tmp_path: Path) -> AsyncIterator[Making]:
 
 async def test_a_build_that_delivers_succeeds_in_the_trace_of_its_request(making: Making) -> None:
     noise = "tell('Loading weights: 100%', '{}', '[1, 2]')\n"
-    async with making(noise + WORKS + DELIVERS) as loop:
+    damaged = WORKS.replace('"cached": false', '"cached": false, "replaced": true')
+    async with making(noise + damaged + DELIVERS) as loop:
         job = await loop.submit()
         ended = await loop.until(job, JobState.SUCCEEDED, JobState.FAILED)
         assert ended.error is None
         result = BuildResult.from_json(ended.result or {})
-        assert [stage.stage for stage in result.stages] == ["adapt"]
+        assert [(stage.stage, stage.replaced) for stage in result.stages] == [("adapt", True)]
         assert [file.name for file in result.files] == ["report.json"]
         assert loop.library.files(job.id) == list(result.files)
         # Its temporary folder is gone.
@@ -196,6 +199,7 @@ async def test_a_build_that_delivers_succeeds_in_the_trace_of_its_request(making
     }
     assert told["octavo_builds"] == [{"outcome": "succeeded"}]
     assert told["octavo_build_stage_time_seconds"] == [{"stage": "adapt"}]
+    assert told["octavo_build_damaged_artifacts"] == [{"stage": "adapt"}]
 
 
 @pytest.mark.parametrize(
@@ -225,6 +229,43 @@ async def test_whatever_ends_the_process_ends_the_build_alone_and_says_how(
             ended = await loop.until(job, JobState.FAILED, JobState.SUCCEEDED)
             assert ended.error is not None
             assert (ended.error["code"], said in ended.error["message"]) == (code, True), ended.error
+
+
+NAMES_PATHS = """
+import json
+place = os.path.abspath(out)
+tell(json.dumps({"event": "stage", "stage": "compile", "cached": False, "seconds": 1.0, "size_bytes": 1,
+    "peak_memory_bytes": 1, "metrics": {}, "gates": [], "warnings": [place + "/a.bin is large"], "worst": []}))
+if "SAYS" == "failed":
+    tell(json.dumps({"event": "failed", "code": "X", "message": "cannot read " + place + "/a.bin of /model/add",
+        "hint": "see /usr/lib/vendor/log"}))
+else:
+    os.makedirs(out); open(out + '/report.json', 'w').write('{}')
+    tell(json.dumps({"event": "built", "outcome": "coreml failed: " + place + "/a.bin", "failed_targets": ["coreml"]}))
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("says", ["failed", "built"])
+async def test_who_asked_for_a_build_is_told_no_path_of_the_builders_host_and_its_log_is(
+    making: Making, says: str, tmp_path: Path
+) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with making(NAMES_PATHS.replace("SAYS", says)) as loop:
+            job = await loop.submit()
+            ended = await loop.until(job, JobState.FAILED, JobState.SUCCEEDED)
+    assert ended.error is not None and ended.result is not None
+    told = json.dumps([ended.error, ended.result])
+    assert str(tmp_path) not in told and "/usr/lib" not in told
+    assert ended.result["stages"][0]["warnings"] == [".../a.bin is large"]
+    if says == "failed":
+        assert ended.error["message"] == "cannot read .../a.bin of /model/add"
+        assert ended.error["hint"] == "see .../log"
+    else:
+        assert ended.error["message"] == "not built for coreml: coreml failed: .../a.bin"
+        assert ended.result["outcome"] == "coreml failed: .../a.bin"
+    (entry,) = [entry for entry in logs if entry["event"] == "build.failed"]
+    assert f"{loop.library.folders(job.id, 1, Path()).out}/a.bin" in entry["error"]
 
 
 async def test_a_build_that_will_not_stop_is_killed_with_all_that_it_has_begun(making: Making) -> None:

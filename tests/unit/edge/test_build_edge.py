@@ -146,7 +146,7 @@ class Crashing(OnnxRuntimeTarget):
     profile = replace(OnnxRuntimeTarget().profile, name="crashing")
 
     def compile(self, model: ExportedModel, options: CompileOptions, out: Path) -> CompileResult:
-        raise RuntimeError("the vendor's library ended with signal 11")
+        raise RuntimeError(f"the vendor's library ended with signal 11 at {out}/decoder.bin")
 
 
 class Absent(OnnxRuntimeTarget):
@@ -176,7 +176,11 @@ def test_a_target_that_fails_fails_alone(place, built, monkeypatch):
     document = json.loads((out / "report.json").read_text())
     found = {target["name"]: (target["failed"], target["outcome"]) for target in document["targets"]}
     assert found["onnxruntime"] == (False, "compiled+run")
-    assert found["crashing"] == (True, "failed: RuntimeError: the vendor's library ended with signal 11")
+    # Who builds here is told where; the report may be read by others.
+    assert any(f"signal 11 at {place.folder}/store/drafts" in line for line in told)
+    said = "failed: RuntimeError: the vendor's library ended with signal 11 at .../decoder.bin"
+    assert found["crashing"] == (True, said)
+    assert str(place.folder) not in (out / "report.json").read_text() + (out / "report.html").read_text()
     assert (
         found["absent"][1].startswith("unavailable: ") and "the package abacus is not installed" in found["absent"][1]
     )

@@ -30,6 +30,7 @@ from octavo_common.telemetry.looplag import measure_loop_lag
 from octavo_common.telemetry.metrics_http import MetricsServer
 from octavo_common.telemetry.rpc import TraceInterceptor
 from octavo_edge.app import TARGETS
+from octavo_edge.public import all_without_paths
 from octavo_edge.serving.building import Builds
 from octavo_edge.serving.library import Library
 from octavo_edge.serving.meters import Meters
@@ -152,7 +153,9 @@ class _Service:
         finally:
             if process.returncode is None:
                 process.kill()
-        await self._tell_of(found)
+        log.info("targets.looked_at", missing={name: missing for name, missing in found.items() if missing})
+        # All callers may list them.
+        await self._tell_of(all_without_paths(found))
 
     async def _tell_of(self, targets: Mapping[str, list[str]]) -> None:
         """Write what each target lacks, however long the database is away."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,6 +23,7 @@ from octavo_common.jobs.spec import JobFailure
 from octavo_common.jobs.transitions import DEADLINE
 from octavo_common.store import BuildStore, Listener
 from octavo_edge.events import Built, failure_event
+from octavo_edge.public import without_paths
 from octavo_edge.serving.attempt import End, Running, Stop, failure_of, stalled
 from octavo_edge.serving.library import Library
 from octavo_edge.serving.meters import Meters
@@ -194,7 +196,8 @@ class Builds:
                 if isinstance(event, Progress):
                     running.log.step(event)
                 elif isinstance(event, BuildStage):
-                    running.log.stage(event)
+                    told = tuple(self._public(running, warning) for warning in event.warnings)
+                    running.log.stage(replace(event, warnings=told))
                 elif isinstance(event, Built):
                     built = event
                 else:
@@ -226,7 +229,7 @@ class Builds:
         if not files:
             await asyncio.to_thread(self._library.drop_attempt, job_id, fence)
         result = BuildResult(
-            outcome=outcome or (f"failed: {failure.message}" if failure else "cancelled"),
+            outcome=self._public(running, outcome or (f"failed: {failure.message}" if failure else "cancelled")),
             seconds=running.log.elapsed_s,
             store=self._library.id,
             stages=tuple(running.log.stages),
@@ -234,8 +237,14 @@ class Builds:
         )
         word = "cancelled" if cancelled else "failed" if failure else "succeeded"
         if failure is not None:
-            log.warning("build.failed", job_id=str(job_id), code=failure.code, error=failure.message)
+            said = {"error": failure.message, "hint": failure.hint}
+            log.warning("build.failed", job_id=str(job_id), code=failure.code, **said)
             running.seen.failed(failure.code)
+            failure = replace(
+                failure,
+                message=self._public(running, failure.message),
+                hint=self._public(running, failure.hint),
+            )
 
         async def write() -> bool:
             return await self._store.end(job_id, fence, result=result, failure=failure, cancelled=cancelled)
@@ -249,6 +258,11 @@ class Builds:
         else:
             await asyncio.to_thread(self._library.drop, job_id)
         return word
+
+    def _public(self, running: Running, text: str) -> str:
+        """As whoever asked for the build may read it; the log has it in full."""
+        places = (self._settings.edge_dir, self._settings.data_dir.absolute())
+        return without_paths(text, places=places, keep=running.claimed.job.model)
 
     async def _persist(self, write: Callable[[], Awaitable[bool]], what: str) -> bool:
         """Write until the database has answered: what was built is not lost. False: the lease was."""
