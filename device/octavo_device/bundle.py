@@ -188,7 +188,7 @@ def read_bundle(folder: Path) -> Bundle:
 
 
 def _bundle(folder: Path, value: Mapping[str, Any]) -> Bundle:
-    table, prefix = value["embedding"], value.get("prefix")
+    table, spec, prefix = value["embedding"], GraphSpec.from_json(value["spec"]), value.get("prefix")
     # Without its prefix the graphs' ranges are too narrow for what comes first.
     assert (prefix is not None) == (value["version"] == VERSION_WITH_PREFIX), "the prefix of the bundle"
     return Bundle(
@@ -198,7 +198,7 @@ def _bundle(folder: Path, value: Mapping[str, Any]) -> Bundle:
         target=value["target"],
         runtime=value["runtime"],
         outcome=value["outcome"],
-        spec=GraphSpec.from_json(value["spec"]),
+        spec=spec,
         parts=tuple(_part(part) for part in value["parts"]),
         embedding=None if table is None else TablePlace(**{**table, "shape": tuple(table["shape"])}),
         files={name: entry["bytes"] for name, entry in value["files"].items()},
@@ -207,8 +207,18 @@ def _bundle(folder: Path, value: Mapping[str, Any]) -> Bundle:
         prompt_prefix_ids=tuple(value["prompt_prefix_ids"]),
         versions=value["versions"],
         extra=value["extra"],
-        prefix=None if prefix is None else PrefixPlace.from_json(prefix),
+        prefix=None if prefix is None else _prefix(prefix, spec),
     )
+
+
+def _prefix(value: Mapping[str, Any], spec: GraphSpec) -> PrefixPlace:
+    place = PrefixPlace.from_json(value)
+    heads, dim, length = spec.num_kv_heads, spec.head_dim, len(place.token_ids)
+    shapes = {f"key_{layer}": (heads, 1, dim, length) for layer in range(spec.num_layers)}
+    shapes |= {f"value_{layer}": (heads, 1, length, dim) for layer in range(spec.num_layers)}
+    assert {tensor.name: tensor.shape for tensor in place.tensors} == shapes, "the prefix's keys and values"
+    assert 0 < length < spec.past_length(spec.ars[0]), "room for the prefix"
+    return place
 
 
 def _part(value: Mapping[str, Any]) -> BundlePart:

@@ -17,11 +17,14 @@ from unit.edge.prefixed import MASSIVE, ByHand, bundle_of, recipe, spiky_toy
 from unit.edge.toy_graph import CONTEXT
 
 from octavo_device.bundle import read_bundle
+from octavo_device.chat import Conversation
 from octavo_device.errors import ContextFull, DoesNotFit
 from octavo_device.generation import Generation
 from octavo_device.model import DeviceModel
 from octavo_device.prefix import Prefix
 from octavo_device.sampling import Sampling
+from octavo_device.text import Text
+from octavo_edge.graph.manifest import SplitOptions
 from octavo_edge.recipe import QType
 
 PREFIX = [MASSIVE, 40, 9]
@@ -62,6 +65,29 @@ def test_answers_are_those_of_whole_graphs_behind_the_float_graphs_prefix(spiky,
         # With the prefix's tokens before it, with the first of them, which is BOS, and with none it is the same prompt.
         for given_prompt in (prompt, [*PREFIX, *prompt], [MASSIVE, *prompt]):
             assert list(Generation(model).answer(given_prompt, Sampling(), wanted)) == expected
+
+
+def test_parts_and_no_graph_for_one_token_give_the_same(tmp_path):
+    # The cache keeps CONTEXT - 8 tokens then, the prefix among them.
+    source = spiky_toy(tmp_path / "optimised", ars=(8,))
+    bundle = bundle_of(source, tmp_path, recipe(*PREFIX), SplitOptions(num_decoder_parts=2))
+    model = DeviceModel(replace(read_bundle(bundle), eos_token_ids=()))
+    golden, rng = ByHand(source.path, tmp_path / "quantised" / "out", PREFIX), np.random.default_rng(1)
+    for length in (5, CONTEXT - 8 - len(PREFIX), CONTEXT - 3 - len(PREFIX)):
+        prompt = rng.integers(2, VOCAB, length).tolist()
+        wanted = CONTEXT - len(PREFIX) - length
+        found = list(Generation(model).answer(prompt, Sampling()))
+        assert found[:-1] == golden.greedy(prompt, wanted, ars=(8,))
+
+
+def test_a_chat_that_begins_with_bos_has_it_once(spiky, usual, tmp_path):
+    bundle = shutil.copytree(usual, tmp_path / "chat")
+    pieces = {"first": ["<s>Q", " A"], "next": None, "system": None, "trims": False}
+    (bundle / "chat.json").write_text(json.dumps(pieces))
+    golden, text = ByHand(spiky.path, usual.parents[1] / "quantised" / "out", [MASSIVE]), Text(usual)
+    conversation = Conversation(replace(read_bundle(bundle), eos_token_ids=()), Sampling(), max_tokens=2)
+    answer = text.text(golden.greedy(text.ids("QB A"), 2))
+    assert "".join(conversation.ask("B")) == answer.rstrip("\N{REPLACEMENT CHARACTER}")
 
 
 def test_the_prefix_is_never_fed(usual):
@@ -140,10 +166,11 @@ def changed(bundle, *, told):
         change_metadata(bundle, files=files)
 
 
-def without_tensors(bundle):
+def told_otherwise(bundle, **changes):
+    """Say other things of the prefix's first tensor, or of the prefix."""
     prefix = json.loads((bundle / "metadata.json").read_text())["prefix"]
-    prefix["tensors"][0]["offset"] = 10**6
-    change_metadata(bundle, prefix=prefix)
+    prefix["tensors"][0].update({name: value for name, value in changes.items() if name in prefix["tensors"][0]})
+    change_metadata(bundle, prefix=prefix | {name: value for name, value in changes.items() if name in prefix})
 
 
 DAMAGES = {
@@ -152,7 +179,12 @@ DAMAGES = {
         lambda folder: changed(folder, told=True),
         "was made behind another prefix than the bundle's: past_key_0",
     ),
-    "short": (without_tensors, "prefix.bin cannot be read"),
+    "short": (lambda folder: told_otherwise(folder, offset=10**6), "prefix.bin cannot be read"),
+    "layer": (lambda folder: told_otherwise(folder, name="key_7"), "incomplete: AssertionError: the prefix's keys"),
+    "length": (
+        lambda folder: told_otherwise(folder, token_ids=[0, 1]),
+        "incomplete: AssertionError: the prefix's keys",
+    ),
     "missing": (lambda folder: (folder / "prefix.bin").unlink(), "prefix.bin is missing"),
     "dropped": (lambda folder: change_metadata(folder, prefix=None), "metadata.json is incomplete"),
     "older": (lambda folder: change_metadata(folder, version=1), "metadata.json is incomplete"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from octavo_device.command import main as device
 from octavo_device.feeds import Decoding
 from octavo_device.prefix import read_prefix
 from octavo_edge.__main__ import main
+from octavo_edge.app import check_targets
 from octavo_edge.graph.metrics import sqnr_db
 from octavo_edge.graph.runtime import OrtModel
 from octavo_edge.quant.prefix import check_prefix, make_prefix, read_place, token_ids
@@ -147,6 +149,13 @@ def test_tokens_that_the_model_has_not_and_too_many_are_refused(spiky, text, tol
     check_prefix(tuple(range(15)), bundle, **sizes)
     with pytest.raises(RecipeInvalid, match="prefix is bos, and the model's tokenizer has no such token"):
         check_prefix(("bos",), replace(bundle, bos_token=None), **sizes)
+
+
+def test_a_service_refuses_it_without_the_model():
+    for targets in (("onnxruntime", "qnn-htp", "openvino", "coreml", "tensorrt-rtx", "executorch"), ("gguf",)):
+        refused = pytest.raises(RecipeInvalid, match="gguf fills its own") if targets == ("gguf",) else nullcontext()
+        with refused:
+            check_targets(targets, {}, from_yaml("prefix: bos"))
 
 
 class Place:
