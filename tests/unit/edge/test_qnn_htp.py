@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("onnxruntime_qnn")
 
 from unit.edge.exported_models import ARS, compiled
+from unit.edge.projections import conv, quantiser, save
 from unit.edge.small_models import context
 
 from octavo_common.errors import InvalidArgument
@@ -109,6 +110,21 @@ def test_a_cache_of_8_bits_is_the_golden_one_but_for_roundings_to_the_next_step(
                 assert np.count_nonzero(steps) <= 0.1 * steps.size, tensor.name
 
 
+def test_from_16_to_8_bits_the_hardware_rounds_halves_up(tmp_path):
+    """Where 8 bits have 256 steps of 16 each, and nowhere a step off: what the lowering relies on."""
+    constants, step = [], np.float32(0.03)
+    nodes = quantiser("x", step / 256, 32768, constants)
+    nodes += quantiser("x_dq", step, 0, constants, onnx.TensorProto.INT8)
+    shape = [1, 1, 256, 256]
+    path = save(tmp_path / "rounding.onnx", nodes, {"x": shape}, {"x_dq_dq": shape}, constants)
+    values = np.arange(65536) - 32768
+    feeds = {"x": (values * (step / 256)).astype(np.float32).reshape(shape)}
+    (tmp_path / "run").mkdir()
+    run = simulate(path, [feeds], options=read_options(CompileOptions()).provider(), scratch=tmp_path / "run")
+    expected = np.clip(np.floor(values / 256 + 0.5), -128, 127)
+    np.testing.assert_array_equal(np.rint(run.outputs[0]["x_dq_dq"].reshape(-1) / step), expected)
+
+
 def test_one_binary_has_the_graphs_of_all_ars_and_their_weights_once(model, shared, tmp_path):
     out, result = shared
     blob = read_blob(out)
@@ -124,6 +140,27 @@ def test_one_binary_has_the_graphs_of_all_ars_and_their_weights_once(model, shar
         both = (out / blob.graphs[part][ARS[0]]["binary"]).stat().st_size
         # Of so small a model the graphs themselves are most of a binary; what is shared is the weights.
         assert both < sum(sizes) - 0.75 * result.metrics[f"{part}_weights_bytes"]
+
+
+def test_scales_of_blocks_are_in_a_binary_once_whatever_they_are_padded_with(tmp_path):
+    """The compiler pads those of 65 blocks, not those of 64, and leaves there what the memory had before."""
+    with WeightsWriter(tmp_path) as weights:
+        for tokens in (64, 1):
+            path = conv(tmp_path / f"{tokens}.onnx", channels=4160, outputs=1024, tokens=tokens, bits=4, block=64)
+            lower(path, tmp_path / f"lowered{tokens}.onnx", weights)
+
+    def size(folder, *ars):
+        folder.mkdir()
+        shares = len(ars) > 1
+        graphs = [
+            {"model": str(tmp_path / f"lowered{ar}.onnx"), "context": str(folder / f"{ar}.onnx"), "shares": shares}
+            for ar in ars
+        ]
+        run_child(folder, graphs=graphs, options=read_options(CompileOptions()).provider(), timeout_s=120)
+        return sum(file.stat().st_size for file in folder.glob("*.bin"))
+
+    # What the second graph adds is less than the scales are.
+    assert size(tmp_path / "both", 64, 1) - size(tmp_path / "alone", 64) < 65 * 1024
 
 
 def verified(bundle, *options):

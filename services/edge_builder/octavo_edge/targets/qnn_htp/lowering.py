@@ -139,8 +139,9 @@ def _constant_values(
 def _one_width(model: ModelProto, encodings: Encodings) -> tuple[ModelProto, Encodings]:
     """Where a node reads 16 bits and writes 8: a Concat gets its inputs in 8 bits, any other writes 16 bits first.
 
-    The grid of 16 bits is the one of 8 with 256 steps to each of its own: only values next to the border of two steps,
-    one in some hundred, are rounded to the other one.
+    The grid of 16 bits is the one of 8 with 256 steps to each of its own, which the HTP rounds exactly, and halves up,
+    as befits 16 bits that it made by rounding down; from 255 or 240 steps it is off by up to three of them. Against
+    ONNX's rounding at once, and halves to even, one value in some 500 lands on the next step.
     """
     edit, by_tensor = GraphEdit(model), dict(encodings.by_tensor)
     nodes: list[NodeProto] = []
