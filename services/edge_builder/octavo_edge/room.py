@@ -148,7 +148,10 @@ def _calibration(size: ModelSize, asked: Asked) -> int:
     firsts = with_past * (ar * size.cache_bytes + header)
     outputs = 2 * num_judged * (ar * (4 * size.vocab_size + size.cache_bytes) + header)
     smaller = sum(_NUM_DERIVED * ((context - other) * size.cache_bytes + plain) for other in asked.ars if other != ar)
-    return inputs + firsts + outputs + smaller
+    # Windows without a past have a prefix's columns, and those that judge are run without it too.
+    columns = len(asked.recipe.prefix) * size.cache_bytes
+    prefixed = (2 * num_windows + 2 * num_judged) * columns + (num_judged * plain if columns else 0)
+    return inputs + firsts + outputs + smaller + prefixed
 
 
 def _disk(folder: Path) -> int:

@@ -42,15 +42,17 @@ def test_a_configuration_without_dimensions_has_no_size(tmp_path):
     assert read_size(tmp_path) is None
 
 
-def test_what_stages_write_is_what_was_expected(tmp_path):
+@pytest.mark.parametrize("prefix", [(), (5, 6, 7)])
+def test_what_stages_write_is_what_was_expected(tmp_path, prefix):
     source, _ = checkpoint(tmp_path / "model", "llama", **LARGE)
     size = read_size(source.path)
     assert size is not None
-    expected = needs(size, ASKED)
+    recipe = replace(RECIPE, prefix=prefix)
+    expected = needs(size, replace(ASKED, recipe=recipe))
     adapted, _ = adapt(source, tmp_path / "adapt")
     graphs, _ = optimise(adapted, tmp_path / "optimise")
     ctx = context(tmp_path / "quantise")
-    Quantise(recipe=RECIPE).run(graphs, ctx)
+    Quantise(recipe=recipe).run(graphs, ctx)
     found = {"adapt": bytes_of(adapted.path), "optimise": bytes_of(graphs.path), "quantise": bytes_of(ctx.out)}
     fixed = 23 << 20  # for a tokenizer: this one's is small
     for stage, size_bytes in found.items():
