@@ -182,6 +182,61 @@ async def test_what_only_the_model_shows_fails_the_build_before_its_first_stage(
     assert ended.job.failure.code == "DEADLINE_EXCEEDED"
 
 
+# What a build does first in its last two stages, and when it delivers: then the disk is filled, but for a beginning.
+FILLS = """
+import os, sys
+if "build" in sys.orig_argv:
+    place, data_dir = open({where!r}).read(), {data_dir!r}
+
+    def fill(event, arguments):
+        global place
+        if event == "os.mkdir" and place and str(arguments[0]).endswith(place):
+            place = ""
+            with open(os.path.join(data_dir, "filler"), "wb", buffering=0) as filler:
+                free = os.statvfs(data_dir)
+                left = free.f_bavail * free.f_frsize - 24576
+                while left > 0:
+                    left -= filler.write(b"x" * min(left, 1 << 20))
+
+    sys.addaudithook(fill)
+"""
+
+
+async def test_a_full_disk_in_the_last_stages_fails_the_build_by_its_name_and_the_next_one_goes_on(
+    world: BuilderWorld, small_disk: Callable[[str], Path]
+) -> None:
+    # As much as the estimate wants; what is not written takes no memory.
+    disk, where = small_disk("400m"), world.folder / "where"
+    (world.folder / "sitecustomize.py").write_text(FILLS.format(where=str(where), data_dir=str(disk)))
+    builder = await world.builder(data_dir=disk, PYTHONPATH=str(world.folder))
+    titles = [*ALL[:4], "compile for onnxruntime", "deploy for onnxruntime"]
+    for place, num_done in (("/entry/files/blob", 4), ("/entry/files/encodings", 5), (".partial", 6)):
+        where.write_text(place)
+        build = await world.end(await world.submit())
+        assert build.job.failure is not None
+        assert (build.state, build.job.failure.code) == (JobState.FAILED, "NO_SPACE")
+        assert "no space left on the device of ..." in build.job.failure.message
+        assert build.result is not None
+        assert [stage.title for stage in build.result.stages] == titles[:num_done]
+        # The job table says the same to whoever asks it, and hands out a report at most: a draft leaves room.
+        assert (await world.client.jobs.get(build.id)).failure == build.job.failure
+        assert {file.name for file in build.result.files} <= {"report.json", "report.html"}
+        assert build.result.outcome == f"failed: {build.job.failure.message}"
+        assert len(list((disk / "edge" / "objects").iterdir())) == num_done
+        assert list((disk / "edge" / "drafts").iterdir()) == []
+        (disk / "filler").unlink()
+    assert builder.log.count("build.failed") == 3
+    where.write_text("")
+    events = await world.follow(await world.submit())
+    ended = events[-1]
+    assert isinstance(ended, octavo.Build)
+    assert (ended.state, [cached for _, cached in stages(events)]) == (JobState.SUCCEEDED, [True] * 6)
+    await world.builds.download(ended.id, world.folder / "out")
+    bundles = [path.parent for path in (disk / "edge" / "builds").rglob("metadata.json")]
+    assert bundles == [disk / "edge" / "builds" / ended.id / "1" / "files"]
+    assert not [path.name for path in (disk / "edge" / "builds").rglob("*") if "partial" in path.name]
+
+
 @pytest.fixture
 def small(small_disk: Callable[[str], Path]) -> Path:
     """A folder on a disk of 1 MB."""
@@ -191,12 +246,15 @@ def small(small_disk: Callable[[str], Path]) -> Path:
 async def test_a_full_disk_fails_the_build_by_its_name_and_leaves_nothing_under_its_final_one(
     world: BuilderWorld, small: Path
 ) -> None:
-    await world.builder(data_dir=small)
+    builder = await world.builder(data_dir=small)
     (small / "filler").write_bytes(b"x" * 900_000)
     build = await world.end(await world.submit())
     assert build.state is JobState.FAILED
     assert build.job.failure is not None
     assert build.job.failure.code == "NO_SPACE"
-    assert str(small) in build.job.failure.message
+    # Who asked for it is told what is full, and the log where that is.
+    assert "of the disk of .../edge, which has 0.000 GB free" in build.job.failure.message
+    assert build.result is not None and str(small) not in build.result.outcome
+    assert f"of the disk of {small}/edge" in builder.log
     assert not list((small / "edge" / "builds").glob("*/*/files"))
     assert not list((small / "edge" / "objects").iterdir())

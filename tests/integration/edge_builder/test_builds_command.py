@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,9 @@ def words(
     return [*given, "--context-length", "32", "--ar", "8,1", "--out", out]
 
 
-async def test_a_build_is_typed_shown_listed_and_downloaded(world: BuilderWorld) -> None:
+async def test_a_build_is_typed_shown_listed_and_downloaded(
+    world: BuilderWorld, small_disk: Callable[[str], Path]
+) -> None:
     await world.builder()
     (world.folder / "texts").mkdir()
     (world.folder / "texts" / "a.txt").write_text("The quick brown fox jumps over the lazy dog. " * 60)
@@ -59,20 +62,25 @@ async def test_a_build_is_typed_shown_listed_and_downloaded(world: BuilderWorld)
     build = json.loads(out)
     assert build["job"]["state"] == "succeeded"
     assert "quantise: " in err
-    assert "Traceback" not in err
-    assert {"report.json", "report.html"} <= {path.name for path in (world.folder / "out").iterdir()}
-    code, out, _ = await run(world, "builds", "list", "--json")
     for name in ("onnxruntime", "gguf"):
         assert f"compile for {name} 0/" in err
         assert f"deploy for {name}: " in err
+    assert "Traceback" not in err
+    assert {"report.json", "report.html"} <= {path.name for path in (world.folder / "out").iterdir()}
+    code, out, _ = await run(world, "builds", "list", "--json")
     assert (code, [one["job"]["id"] for one in json.loads(out)]) == (0, [build["job"]["id"]])
     code, out, _ = await run(world, "builds", "show", build["job"]["id"])
     assert code == 0
     assert "worst_sqnr_db >= 100" in out
+    assert [line.startswith("deploy for") for line in out.splitlines()].count(True) == 2
     code, _, err = await run(world, "builds", "download", build["job"]["id"], "report.json", "--out", "one")
     assert code == 0, err
     assert [path.name for path in (world.folder / "one").iterdir()] == ["report.json"]
-    assert [line.startswith("deploy for") for line in out.splitlines()].count(True) == 2
+    # Onto a disk that is full: one line, and nothing is left there.
+    full = small_disk("32k")
+    code, _, err = await run(world, "builds", "download", build["job"]["id"], "--out", str(full / "out"))
+    assert (code, "no space left" in err.lower(), "Traceback" in err) == (1, True, False), err
+    assert list(full.iterdir()) == []
     # Again into the same place: nothing is overwritten, and nothing is built for nothing.
     code, _, err = await run(world, *words(world, "out"))
     assert code == 1

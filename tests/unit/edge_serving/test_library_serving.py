@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -114,6 +115,25 @@ def test_a_full_disk_is_named(small: Path) -> None:
         library.open(JOB, 1, BuildSpec(model="m", targets=("t",), recipe_texts={"a": "x" * (2 << 20)}))
 
 
+def test_a_disk_that_is_full_when_a_build_is_listed_leaves_no_list(small: Path) -> None:
+    library = Library(small / "edge")
+    library.open(JOB, 1, SPEC)
+    out = library.folders(JOB, 1, Path("/data")).out
+    out.mkdir()
+    for number in range(50):
+        (out / f"{number}-{'x' * 100}.onnx").write_bytes(b"")
+    with (small / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(b"x" * 4096):
+            pass
+    with pytest.raises(NoSpace, match="no space left on the device"):
+        library.close(JOB, 1)
+    with pytest.raises(NotFound):
+        library.files(JOB)
+    (small / "filler").unlink()
+    assert len(library.close(JOB, 1)) == len(library.files(JOB)) == 50
+    assert not list(out.parent.glob(".*"))
+
+
 def stage(name: str) -> BuildStage:
     return BuildStage(stage=name, cached=False, seconds=1, size_bytes=1, peak_memory_bytes=1)
 
@@ -141,6 +161,20 @@ async def test_every_follower_is_told_all_stages_and_a_slow_one_the_newest_progr
     assert [(one.done, one.num_stages_done) for one in steps] == [(49, 1)]
     late = [event async for event in log.follow()]
     assert [event.stage for event in late if isinstance(event, BuildStage)] == ["adapt", "optimise"]
+
+
+async def test_nobody_is_told_of_a_stages_steps_after_its_end() -> None:
+    log = BuildLog(JOB, 1, SystemClock())
+    log.step(Progress(stage="adapt", done=4, total=4))
+    log.stage(stage("adapt"))
+    following = log.follow()
+    assert await anext(following) == stage("adapt")
+    later = asyncio.ensure_future(anext(following))
+    await asyncio.sleep(0.01)
+    assert not later.done()
+    log.step(Progress(stage="optimise", done=0, total=9))
+    step = await later
+    assert isinstance(step, BuildProgress) and (step.stage, step.done) == ("optimise", 0)
 
 
 def test_json_of_the_list_is_whole_or_not_there(library: Library, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ class BuildLog:
         self._clock, self._begun_s = clock, clock.monotonic()
         self.stages: list[BuildStage] = []
         self._progress: BuildProgress | None = None
+        # Whether that is of a stage that runs: of one that has ended its end was told.
+        self._steps = False
         self._version = 0
         self._ended = False
         self._changed = asyncio.Event()
@@ -45,11 +47,13 @@ class BuildLog:
             total=progress.total,
             what=progress.what,
         )
+        self._steps = True
         self._tell()
 
     def stage(self, stage: BuildStage) -> None:
         """Note that a stage has ended."""
         self.stages.append(stage)
+        self._steps = False
         self._tell()
 
     def end(self) -> None:
@@ -69,7 +73,7 @@ class BuildLog:
             if self._ended:
                 return
             progress = self.progress
-            if progress is not None and version != self._version:
+            if progress is not None and self._steps and version != self._version:
                 version = self._version
                 yield progress
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,15 @@ class GgufModel:
         factors = _rope_factors(self._config)
         if factors is not None:
             writer.add_tensor("rope_freqs.weight", factors)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        except BaseException:
+            # Of a full disk: its file is closed now, not when nobody knows of the error any more.
+            with suppress(OSError):
+                writer.close()
+            raise
         writer.close()
 
     def read_back(self, path: Path) -> dict[str, float]:
