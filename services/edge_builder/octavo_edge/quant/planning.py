@@ -32,6 +32,8 @@ def plan_of(recipe: Recipe) -> QuantPlan:
         percentile=calibration.percentile,
         float_residual=precision.residual.is_float,
     )
+    # Shared, since inputs are collected once, and a search costs the same over any number of them. First 8 layers of
+    # real weights, w4a16, mean KL in nats: 0.058 with 24 windows for both, 0.062 with 4 for SeqMSE and 24 for GPTQ.
     looking = [step.num_windows for step in recipe.recipe if not isinstance(step, MixedPrecision)]
     num_batches = max(looking, default=1)
     return QuantPlan(activations=activations, weights=weights, num_input_batches=num_batches)

@@ -49,7 +49,7 @@ class Compile:
             TargetUnavailable: No binary was made.
         """
         name = self.target.profile.name
-        ctx.step(0, 1, name)
+        ctx.step(0, 1)
         if missing := self.target.missing():
             raise TargetUnavailable(f"{name} cannot compile here: {'; '.join(missing)}", param="target")
         blob = ctx.out / "blob"
