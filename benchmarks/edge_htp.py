@@ -2,10 +2,12 @@
 
 Usage: python -m benchmarks.edge_htp [MODEL] [--recipes w8a16,w4a16] [--folder DIR] [--json FILE] [--page FILE]
        python -m benchmarks.edge_htp --exports w8a16=DIR,w4a16=DIR ...
+       python -m benchmarks.edge_htp --recipes w4a16 --kept FILE ...
 
 Each recipe is built for onnxruntime and qnn-htp by the command line, then the largest graphs are compiled once more by
 themselves, and the parts are run one after the other on the simulator: a window of the largest graph with nothing
 before it, and one token behind that window. With --exports the build is left out: DIR is what the export stage made.
+With --kept, results of other recipes (what --json wrote) are on the page too.
 """
 
 from __future__ import annotations
@@ -178,8 +180,21 @@ def measure(recipe: str, exported: Path, scratch: Path) -> tuple[dict[str, float
     return {f"{recipe} {name}": value for name, value in figures.items()}, checks
 
 
-def page(result: Result, recipes: Sequence[str]) -> str:
-    """The figures as Markdown, a column a recipe."""
+def read_kept(files: Sequence[Path]) -> tuple[dict[str, float], list[Check], list[str]]:
+    """Figures, checks and recipes of earlier results."""
+    figures: dict[str, float] = {}
+    checks: list[Check] = []
+    recipes: list[str] = []
+    for file in files:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        figures |= document["figures"]
+        checks += [Check(**{name: check[name] for name in check if name != "holds"}) for check in document["checks"]]
+        recipes += document["settings"]["recipes"]
+    return figures, checks, recipes
+
+
+def page(result: Result, recipes: Sequence[str], before: str = "") -> str:
+    """The figures as Markdown, a column a recipe; what was written by hand behind them on the page before stays."""
     machine = result.machine
     lines = [
         "# Qualcomm's HTP: the demo model, measured",
@@ -199,7 +214,8 @@ def page(result: Result, recipes: Sequence[str]) -> str:
     for check in result.checks:
         asked = f">= {check.at_least}" if check.at_least is not None else f"<= {check.at_most}"
         lines.append(f"| {check.name} | {check.value:.3f} | {asked} | {'yes' if check.holds else '**no**'} |")
-    return "\n".join(lines) + "\n"
+    _, heading, rest = before.partition("\n## ")
+    return "\n".join(lines) + "\n" + heading + rest
 
 
 def _number(name: str, value: float) -> str:
@@ -214,15 +230,15 @@ def main() -> int:
     parser.add_argument("--recipes", default="w8a16")
     parser.add_argument("--exports", default="", help="NAME=DIR of exported models, separated by commas")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "edge-htp")
+    parser.add_argument("--kept", type=Path, action="append", default=[], help="a result whose columns come first")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
     args = parser.parse_args()
     exports = {name: Path(folder) for name, folder in (pair.split("=") for pair in args.exports.split(",") if pair)}
-    recipes = list(exports) or args.recipes.split(",")
+    recipes = list(exports) or [name for name in args.recipes.split(",") if name]
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, float] = {}
-    checks: list[Check] = []
+    figures, checks, columns = read_kept(args.kept)
     for recipe in recipes:
         exported = exports.get(recipe)
         if exported is None:
@@ -242,10 +258,12 @@ def main() -> int:
             measured, kept = measure(recipe, exported, Path(scratch))
         figures |= measured
         checks += kept
-    settings = {"context_length": CONTEXT, "ars": list(ARS), "recipes": recipes, "built": not exports}
+    columns += recipes
+    settings = {"context_length": CONTEXT, "ars": list(ARS), "recipes": columns, "built": not exports}
     result = Result(benchmark="edge_htp", settings=settings, figures=figures, checks=tuple(checks))
     if args.page:
-        args.page.write_text(page(result, recipes), encoding="utf-8")
+        before = args.page.read_text(encoding="utf-8") if args.page.exists() else ""
+        args.page.write_text(page(result, columns, before), encoding="utf-8")
     return report(result, args.json)
 
 
