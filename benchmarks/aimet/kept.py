@@ -32,7 +32,7 @@ def kept(paths: list[Path]) -> Findings:
 
 
 def _row(values: dict[str, Any]) -> Row:
-    readings = tuple(Reading(**{**reading, "loss": _loss(reading["loss"])}) for reading in values["readings"])
+    readings = tuple(Reading(**reading) for reading in values["readings"])
     losses = {side: _loss(values[side]) for side in ("ours", "aimet")}
     return Row(**{**values, **losses, "readings": readings})
 

@@ -9,7 +9,7 @@ import pydoc_data.topics
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from octavo_edge.fingerprint import builder_fingerprint
 from octavo_edge.graph.runtime import OrtGraph, OrtModel
 from octavo_edge.models.source import load_source
 from octavo_edge.pipeline import Surroundings, pipeline
-from octavo_edge.quant.batches import BatchStore, texts_behind_nothing
+from octavo_edge.quant.batches import BatchStore, StoredBatch, texts_behind_nothing
 from octavo_edge.quant.corpus import Purpose, documents
 from octavo_edge.stage import Cancellation
 from octavo_edge.stages.adapt import Adapt
@@ -55,7 +55,7 @@ class Material:
 
     folder: Path
     spec: GraphSpec
-    calibration: BatchStore
+    calibration: Sequence[StoredBatch]
     folders: tuple[Path, ...]  # of the calibration's batches
     judging: BatchStore
     texts: tuple[tuple[int, ...], ...]  # those of `judging`
@@ -69,6 +69,15 @@ class Material:
     def targets(self) -> NDArray[Any]:
         """What follows each token of a text but its last, [windows, tokens - 1]."""
         return np.array([text[1:] for text in self.texts])
+
+    def beginning_with(self, first: int, num: int) -> Material:
+        """The same with ``num`` windows to calibrate with, from the one of that number on and round."""
+        order = [(first + index) % len(self.calibration) for index in range(num)]
+        return replace(
+            self,
+            calibration=[self.calibration[index] for index in order],
+            folders=tuple(self.folders[index] for index in order),
+        )
 
     def logits(self, graph: Path, out: Path) -> Logits:
         """What a graph with this one's inputs says of the texts, by ONNX Runtime, into the new folder ``out``."""

@@ -162,7 +162,7 @@ class Loss:
     ppl_ratio: float
     top1_ratio: float
     sqnr_db: float
-    nll_nats: tuple[float, ...]  # mean negative log likelihood of each window
+    nll_nats: tuple[float, ...]  # mean negative log likelihood of each window, or of each draw
 
 
 def loss(source: Material, exact: Exact, got: Logits) -> Loss:
@@ -185,10 +185,23 @@ def loss(source: Material, exact: Exact, got: Logits) -> Loss:
     )
 
 
+def over_draws(losses: Sequence[Loss]) -> Loss:
+    """The mean of a method that was used with other windows each time."""
+    nll = tuple(float(np.mean(one.nll_nats)) for one in losses)
+    return Loss(
+        mean_kl_nats=float(np.mean([one.mean_kl_nats for one in losses])),
+        ppl=math.exp(float(np.mean(nll))),
+        ppl_ratio=math.exp(float(np.mean([math.log(one.ppl_ratio) for one in losses]))),
+        top1_ratio=float(np.mean([one.top1_ratio for one in losses])),
+        sqnr_db=float(np.mean([one.sqnr_db for one in losses])),
+        nll_nats=nll,
+    )
+
+
 def ppl_ratio_error(left: Loss, right: Loss) -> float:
     """The standard error of the ratio of two perplexities, as a part of it.
 
-    Windows are texts of their own, and both saw the same: what varies is the difference in a window.
+    Windows (or draws) are independent, and both saw the same: what varies is the difference in each.
     """
     difference: NDArray[Any] = np.subtract(left.nll_nats, right.nll_nats)
     return float(np.std(difference, ddof=1)) / math.sqrt(len(difference))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from benchmarks.aimet.ours import (
     agreement_db,
     facts,
     loss,
+    over_draws,
     quantise,
 )
 
@@ -43,7 +44,9 @@ class Reading:
     schema: str
     by: str  # the function of AIMET's
     agreement_db: float  # with our own graph
-    loss: Loss
+    # Of what it loses, to what our own graph does.
+    kl_ratio: float
+    ppl_ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +155,9 @@ class Bench:
         out = self._empty("ours")
         ours_s = quantise(self.source, method.recipe, out, num_layers=method.num_layers)
         mine = self.source.logits(out / graph_file(self.source.spec.ars[0]), self._empty("mine"))
-        answer, theirs = self.theirs(method)
-        readings = tuple(self._read(method, out, schema, mine) for schema in schemas)
         ours = loss(self.source, self.exact, mine)
+        answer, theirs = self.theirs(method)
+        readings = tuple(self._read(method, out, schema, mine, ours) for schema in schemas)
         shutil.rmtree(self.work)
         return Row(
             graph=self.graph,
@@ -163,6 +166,22 @@ class Bench:
             aimet=theirs,
             seconds={"ours": ours_s, "aimet": answer["search_s"] + answer["calibrate_s"]},
             readings=readings,
+        )
+
+    def compare_often(self, method: Method, schemas: Sequence[str], num_draws: int, num_calibration: int) -> Row:
+        """The mean over searches with other windows each time; encodings are read of the first."""
+        rows: list[Row] = []
+        for draw in range(num_draws):
+            source = self.source.beginning_with(draw * method.num_search_batches, num_calibration)
+            rows.append(replace(self, source=source).compare(method, schemas if draw == 0 else ()))
+            print(
+                f"  draw {draw}: perplexity, ours to AIMET's, {rows[-1].ours.ppl / rows[-1].aimet.ppl:.4f}", flush=True
+            )
+        return replace(
+            rows[0],
+            method=f"{method.name}, {num_draws} times",
+            ours=over_draws([row.ours for row in rows]),
+            aimet=over_draws([row.aimet for row in rows]),
         )
 
     def theirs(self, method: Method) -> tuple[dict[str, Any], Loss]:
@@ -178,9 +197,9 @@ class Bench:
         )
         return answer, loss(self.source, self.exact, self.source.logits(out / "qdq.onnx", self._empty("theirs")))
 
-    def _read(self, method: Method, ours: Path, schema: str, mine: Logits) -> Reading:
+    def _read(self, method: Method, folder: Path, schema: str, mine: Logits, ours: Loss) -> Reading:
         out = self._empty("read")
-        encodings = str((ours / f"{schema}.encodings").resolve())
+        encodings = str((folder / f"{schema}.encodings").resolve())
         graph = str(self.source.graph.resolve())
         # AIMET's converter cannot take LPBQ of 1.0.0, also of its own files; its simulator can.
         if method.block_size and schema == "1.0.0":
@@ -192,8 +211,13 @@ class Bench:
             by = "encodings_to_onnx_qdq"
             self.aimet(op="convert", graph=graph, encodings=encodings, out=str(out.resolve()))
         got = self.source.logits(out / "qdq.onnx", self._empty("got"))
+        lost = loss(self.source, self.exact, got)
         return Reading(
-            schema=schema, by=by, agreement_db=agreement_db(mine, got), loss=loss(self.source, self.exact, got)
+            schema=schema,
+            by=by,
+            agreement_db=agreement_db(mine, got),
+            kl_ratio=lost.mean_kl_nats / ours.mean_kl_nats,
+            ppl_ratio=lost.ppl / ours.ppl,
         )
 
     def _empty(self, name: str) -> Path:
@@ -241,6 +265,6 @@ def told(what: str, work: Callable[[], Row]) -> Row:
     print(f"{what}: ours KL {ours.mean_kl_nats:.4f}, perplexity x{ours.ppl_ratio:.4f}, {ours.sqnr_db:.2f} dB", end="")
     print(f"; AIMET {theirs.mean_kl_nats:.4f}, x{theirs.ppl_ratio:.4f}, {theirs.sqnr_db:.2f} dB", end="")
     for reading in found.readings:
-        print(f"; {reading.schema} {reading.agreement_db:.1f} dB KL {reading.loss.mean_kl_nats:.4f}", end="")
+        print(f"; {reading.schema} {reading.agreement_db:.1f} dB KL x{reading.kl_ratio:.4f}", end="")
     print(f" ({time.monotonic() - started:.0f} s)", flush=True)
     return found
