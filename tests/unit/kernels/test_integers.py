@@ -1,4 +1,4 @@
-"""Products in groups of 32 and 64: equal to the gguf package's own numbers in float64, and the same bits in any company."""
+"""Products in groups: equal to the gguf package's own numbers in float64, and the same bits in any company."""
 
 from __future__ import annotations
 

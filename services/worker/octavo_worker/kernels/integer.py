@@ -1,7 +1,8 @@
 """Pieces of integer arithmetic for numba kernels: dot products of bytes in groups with a scale each.
 
 The scheme is llama.cpp's: a group of 32 weights shares a scale (and, in Q4_1, a minimum), and so does a group of 32
-activations, or each half of it (see `groups`, where groups may also have 64). With weights w = d q + m and activations x = s p,
+activations, or each half of it (see `groups`; groups may have 64, too). With weights w = d q + m and activations
+x = s p,
 
     sum over the group of w x  =  d s (sum of q p)  +  m s (sum of p).
 
