@@ -35,7 +35,10 @@ def interpreter() -> Path:
     """The environment's Python, installed first if need be. CalledProcessError, when that fails; pip says why."""
     folder = FOLDER / "env"
     python, ready = folder / "bin" / "python", folder / ".ready"
-    digest = hashlib.sha256("\n".join((*WANTED, CONSTRAINTS.read_text(encoding="utf-8"))).encode()).hexdigest()
+    # The extras are the project's own.
+    files = (CONSTRAINTS, ROOT / "pyproject.toml")
+    recipe = "\n".join((*WANTED, *(file.read_text(encoding="utf-8") for file in files)))
+    digest = hashlib.sha256(recipe.encode()).hexdigest()
     if ready.exists() and ready.read_text(encoding="utf-8") == digest:
         return python
     print(f"installing ExecuTorch into {folder.relative_to(ROOT)}", flush=True)

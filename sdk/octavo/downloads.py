@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -131,14 +132,19 @@ def _chosen(build: Build, names: Sequence[str]) -> list[BuildFile]:
 
 
 def _to_disk(folder: Path) -> None:
-    """Wait until a directory's names cannot be lost, where directories can be opened."""
+    """Wait until a directory's names cannot be lost, where directories can be opened and waited for."""
     if os.name != "posix":
         return
-    file = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        # Some network file systems, and directories that may be written but not read: the files themselves are there.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
+            raise
 
 
 def _nothing(done: int, total: int) -> None:

@@ -5,7 +5,6 @@ They are imported when a build needs them, since torch alone takes seconds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -19,11 +18,10 @@ from octavo_edge.artifacts import Bundle, ExportedModel, SourceModel, source_mod
 from octavo_edge.deliver import check_place, deliver, retract, tree
 from octavo_edge.fingerprint import builder_fingerprint
 from octavo_edge.pipeline import Pipeline, StageRun, Surroundings, kept_stages, pipeline
-from octavo_edge.public import all_without_paths
 from octavo_edge.recipe import Recipe
 from octavo_edge.recipe_file import to_plain
 from octavo_edge.report import BuildReport, StageEntry, TargetEntry, build_to_json
-from octavo_edge.report_page import page
+from octavo_edge.report_page import report_files
 from octavo_edge.stage import Cancellation, Progress
 from octavo_edge.store import ArtifactStore
 from octavo_edge.target import CompileOptions, Target
@@ -147,10 +145,10 @@ def build(
             # A report that finds no place (somebody's directory has that name, the disk is full) hides no reason.
             with suppress(OctavoError, OSError):
                 if work.runs:
-                    deliver(failed, copies={}, texts=_report_files(work.report(f"failed: {error.message}")))
+                    deliver(failed, copies={}, texts=_report_files(work.report(f"failed: {error.message}"), request))
             raise
         report = work.report()
-        deliver(request.out, copies=work.files(), texts=_report_files(report))
+        deliver(request.out, copies=work.files(), texts=_report_files(report, request))
         retract(failed)
     return report
 
@@ -356,6 +354,8 @@ def _check_room(
 ) -> None:
     """Refuse what the disk cannot hold, before anything is made."""
     from octavo_edge.models.size import read_size
+    from octavo_edge.models.source import read_tokenizer
+    from octavo_edge.quant.prefix import count_tokens
     from octavo_edge.room import Asked, needs, require_room
 
     size = read_size(source.path)
@@ -365,6 +365,7 @@ def _check_room(
             context_length=request.context_length,
             ars=request.ars,
             num_targets=len(request.targets),
+            num_prefix_tokens=count_tokens(request.recipe.prefix, read_tokenizer(source.path)),
         )
         kept = kept_stages(shared, source, around.builder, around.store)
         require_room(needs(size, asked), store=request.store, out=request.out, kept=kept)
@@ -391,8 +392,5 @@ def _check_lengths(ars: Sequence[int], context_length: int, *, limit: int) -> No
         )
 
 
-def _report_files(report: BuildReport) -> dict[str, str]:
-    document = build_to_json(report)
-    # It is read elsewhere, too: tool-chains name files of this machine in what they say.
-    document |= all_without_paths({name: document[name] for name in ("targets", "outcome", "stages")})
-    return {"report.json": json.dumps(document, indent=1) + "\n", "report.html": page(document)}
+def _report_files(report: BuildReport, request: BuildRequest) -> dict[str, str]:
+    return report_files(build_to_json(report), places=(request.store, request.out), keep=str(request.model))

@@ -16,6 +16,7 @@ def without_paths(text: str, *, places: Collection[Path] = (), keep: str = "") -
     spaces in their names: names of tensors and operators (``/model/add``) stay as they are. What the reader has named
     himself is in ``keep``; it stays, and so does what lies directly in it.
     """
+    keep = keep.rstrip("/")
 
     def cut(match: re.Match[str]) -> str:
         found = match[0].removeprefix("file://").rstrip("/.")
@@ -28,20 +29,27 @@ def without_paths(text: str, *, places: Collection[Path] = (), keep: str = "") -
 
 
 def all_without_paths(value: Any, *, places: Collection[Path] = (), keep: str = "") -> Any:
-    """JSON with every text in it, but for keys, told so."""
+    """JSON with every text in it told so, but for keys and names of tensors and operators."""
     if isinstance(value, str):
         return without_paths(value, places=places, keep=keep)
     if isinstance(value, Mapping):
-        return {key: all_without_paths(item, places=places, keep=keep) for key, item in value.items()}
+        return {
+            key: item if key in _NAMES else all_without_paths(item, places=places, keep=keep)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [all_without_paths(item, places=places, keep=keep) for item in value]
     return value
 
 
+# Keys of reports whose values are names out of a graph: a host may have a directory /model.
+_NAMES = frozenset({"tensor", "unsupported_ops"})
+
+
 @cache
 def _pattern(places: tuple[str, ...]) -> re.Pattern[str]:
-    roots = [re.escape(path.name) for path in Path("/").iterdir() if path.is_dir()]
-    begins = "|".join([*map(re.escape, places), rf"/(?:{'|'.join(roots)})(?![\w.-])"])
+    roots = "|".join(re.escape(path.name) for path in Path("/").iterdir() if path.is_dir())
+    begins = rf"(?:{'|'.join([*map(re.escape, places), f'/(?:{roots})'])})(?![\w.-])"
     # Within quotes all of them, else up to what none of our paths has; not in the middle of a name or of a URL.
     quoted = rf"(?<=['\"])(?:{begins})[^'\"\n]*(?=['\"])"
     bare = rf"(?:(?<![\w./~-])|(?<=-[IL]))(?:file://)?(?:{begins})(?:/[^\s'\"`<>|:;,()\[\]{{}}]*)?"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
+
+from octavo_edge.public import all_without_paths
 
 _STYLE = """
 :root { --ink: #1c1c1c; --quiet: #6b6b6b; --line: #e2e2e2; --bar: #4a76b8; --box: #f6f7f9; --bad: #b3261e;
@@ -27,6 +30,13 @@ pre { background: var(--box); padding: .6rem; overflow-x: auto; font-size: 13px 
 _MAX_ROWS, _FOLDED_ROWS = 400, 14
 _MOST_DB = 120.0  # the longest bar
 _ABBREVIATIONS = {"sqnr": "SQNR", "kl": "KL", "mb": "MB", "db": "dB"}
+
+
+def report_files(document: Mapping[str, Any], *, places: Collection[Path], keep: str) -> dict[str, str]:
+    """The document as JSON and as a page, for other machines too: what tool-chains say names files of this one."""
+    told = {name: document[name] for name in ("targets", "outcome", "stages")}
+    whole = {**document, **all_without_paths(told, places=places, keep=keep)}
+    return {"report.json": json.dumps(whole, indent=1) + "\n", "report.html": page(whole)}
 
 
 def page(document: Mapping[str, Any]) -> str:

@@ -33,6 +33,8 @@ class Asked:
     context_length: int
     ars: tuple[int, ...]
     num_targets: int = 1
+    # Of the recipe's prefix, a text of which may have several.
+    num_prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ def _calibration(size: ModelSize, asked: Asked) -> int:
     outputs = 2 * num_judged * (ar * (4 * size.vocab_size + size.cache_bytes) + header)
     smaller = sum(_NUM_DERIVED * ((context - other) * size.cache_bytes + plain) for other in asked.ars if other != ar)
     # Windows without a past have a prefix's columns, and those that judge are run without it too.
-    columns = len(asked.recipe.prefix) * size.cache_bytes
+    columns = asked.num_prefix_tokens * size.cache_bytes
     prefixed = (2 * num_windows + 2 * num_judged) * columns + (num_judged * plain if columns else 0)
     return inputs + firsts + outputs + smaller + prefixed
 

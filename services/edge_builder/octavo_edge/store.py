@@ -9,12 +9,13 @@ removed, counted, and made again when it is asked for.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,12 @@ class ArtifactStore:
 
     def entries(self) -> list[Entry]:
         """What is kept, least recently used first; sizes are the manifests', contents are not read."""
-        found = [self._parse(path.name) for path in self._objects.iterdir()]
-        return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.used_at_s)
+        found: list[Entry] = []
+        for path in self._objects.iterdir():
+            with suppress(OSError):  # what cannot be read now is not listed
+                if (entry := self._parse(path.name)) is not None:
+                    found.append(entry)
+        return sorted(found, key=lambda entry: entry.used_at_s)
 
     def collect(self, max_bytes: int) -> list[Entry]:
         """Remove what was used least recently until at most that much is left; what is in use stays.
@@ -185,7 +190,8 @@ class ArtifactStore:
         """Remove what is seen to be damaged without reading it all; returns the digests. What is in use stays."""
         removed: list[str] = []
         for digest in [path.name for path in self._objects.iterdir() if _DIGEST.fullmatch(path.name)]:
-            with self._locks.try_hold(digest) as free:
+            # A passing error (too many open files) is no damage.
+            with suppress(OSError), self._locks.try_hold(digest) as free:
                 if free and self._load(digest, read=False) is None and self._remove(digest):
                     removed.append(digest)
         self._damaged.update(removed)
@@ -197,13 +203,18 @@ class ArtifactStore:
         if entry is None:
             return None
         folder = self._objects / digest
-        listed = json.loads((folder / _MANIFEST).read_text())["files"]
-        present = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {_MANIFEST}
-        whole = present == set(listed) and all(
-            (folder / name).stat().st_size == facts["bytes"]
-            and (not read or file_digest(folder / name) == facts["sha256"])
-            for name, facts in listed.items()
-        )
+        try:
+            listed = json.loads((folder / _MANIFEST).read_text())["files"]
+            present = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {_MANIFEST}
+            whole = present == set(listed) and all(
+                (folder / name).stat().st_size == facts["bytes"]
+                and (not read or file_digest(folder / name) == facts["sha256"])
+                for name, facts in listed.items()
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not _is_damage(error):
+                raise
+            return None
         return entry if whole else None
 
     def _parse(self, digest: str) -> Entry | None:
@@ -218,7 +229,9 @@ class ArtifactStore:
                 size_bytes=sum(facts["bytes"] for facts in manifest["files"].values()),
                 used_at_s=folder.stat().st_mtime,
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not _is_damage(error):
+                raise
             return None  # absent or damaged: to be built again
 
     def _remove(self, digest: str) -> bool:
@@ -231,6 +244,13 @@ class ArtifactStore:
             return False
         shutil.rmtree(gone, ignore_errors=True)
         return True
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether files are gone, garbled or unreadable; no rights or too many open files says nothing of them."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
+    return True
 
 
 @contextmanager

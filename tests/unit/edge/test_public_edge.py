@@ -50,6 +50,11 @@ def test_what_the_reader_has_named_stays_and_no_more_of_what_is_below_it() -> No
     model = "/home/someone/tiny"
     told = f"{model}/config.json is missing in {model}; /home/someone/other is not read"
     assert without_paths(told, keep=model) == told.replace("/home/someone/other", ".../other")
+    assert without_paths(told, keep=f"{model}/") == without_paths(told, keep=model)
+    beside = "/home/some/tiny-models/a is not in /home/some/tiny"
+    assert without_paths(beside, places=(Path("/home/some/tiny"),), keep="/home/some/tiny-models/a") == (
+        "/home/some/tiny-models/a is not in .../tiny"
+    )
     # Naming the root tells nothing of what is in its folders.
     assert without_paths("/home/someone/tiny", keep="/") == ".../tiny"
 
@@ -60,9 +65,13 @@ def test_a_place_may_have_spaces_in_its_name() -> None:
 
 
 def test_documents_are_told_so_with_all_that_is_in_them() -> None:
-    document = {"outcome": f"failed: {HERE}", "rows": [{"x": (f"{HERE}", 1.5, None)}], "/usr/key": True}
+    document = {
+        "outcome": f"failed: {HERE}",
+        "rows": [{"x": (f"{HERE}", 1.5, None), "tensor": "/usr/mlp/Mul"}],
+        "/usr/key": True,
+    }
     assert all_without_paths(document) == {
         "outcome": f"failed: .../{HERE.name}",
-        "rows": [{"x": [f".../{HERE.name}", 1.5, None]}],
+        "rows": [{"x": [f".../{HERE.name}", 1.5, None], "tensor": "/usr/mlp/Mul"}],
         "/usr/key": True,
     }

@@ -48,7 +48,7 @@ def test_what_stages_write_is_what_was_expected(tmp_path, prefix):
     size = read_size(source.path)
     assert size is not None
     recipe = replace(RECIPE, prefix=prefix)
-    expected = needs(size, replace(ASKED, recipe=recipe))
+    expected = needs(size, replace(ASKED, recipe=recipe, num_prefix_tokens=len(prefix)))
     adapted, _ = adapt(source, tmp_path / "adapt")
     graphs, _ = optimise(adapted, tmp_path / "optimise")
     ctx = context(tmp_path / "quantise")

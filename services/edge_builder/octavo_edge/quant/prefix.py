@@ -32,6 +32,7 @@ __all__ = [
     "PREFIX_FILE",
     "PrefixGain",
     "check_prefix",
+    "count_tokens",
     "make_prefix",
     "read_place",
     "text_of",
@@ -57,6 +58,11 @@ def token_ids(items: Sequence[PrefixItem], tokenizer: Tokenizer, *, vocab_size: 
             told = f"recipe: prefix[{index}] is token {bad[0]}; the model has {vocab_size}, from 0 on"
             raise RecipeInvalid(told, param="prefix")
     return tuple(found)
+
+
+def count_tokens(items: Sequence[PrefixItem], bundle: TokenizerBundle) -> int:
+    """How many tokens a prefix has that has been checked."""
+    return len(token_ids(items, Tokenizer(bundle), vocab_size=_ANY)) if items else 0
 
 
 def check_prefix(

@@ -196,6 +196,8 @@ class Builds:
                 if isinstance(event, Progress):
                     running.log.step(event)
                 elif isinstance(event, BuildStage):
+                    if event.warnings:
+                        log.warning("build.warned", stage=event.stage, warnings=event.warnings)
                     told = tuple(self._public(running, warning) for warning in event.warnings)
                     running.log.stage(replace(event, warnings=told))
                 elif isinstance(event, Built):

@@ -26,13 +26,13 @@ _ROWS, _WEIGHTS = 4, 6
 _LINE = 4 * LANES
 
 
-def make_dot_groups(num_blocks: int, num_tiles: int) -> Any:
-    """An intrinsic for so many blocks of 16 rows (1 or 2) and tiles of outputs (1 or 2), in the format MIXED_64.
+def make_dot_groups(num_tiles: int) -> Any:
+    """An intrinsic for two blocks of 16 rows and so many tiles of outputs (1 or 2), in the format MIXED_64.
 
     `(weights, ints, scales, sums, num_inputs, num_rows, out, stride, adds)` as of `integer.make_dot_rows`; all the rows
-    of a block must be readable, of which the first num_rows are written.
+    of both blocks must be readable, of which the first num_rows are written.
     """
-    form = MIXED_64
+    form, num_blocks = MIXED_64, 2
 
     @intrinsic
     def dot_groups(

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from octavo_worker.kernels import team
-from octavo_worker.kernels.amx import SIDE, has_amx, release_tiles, shape_tiles
+from octavo_worker.kernels.amx import has_amx, release_tiles, shape_tiles
 from octavo_worker.kernels.amx_groups import make_dot_groups
 from octavo_worker.kernels.integer import MIXED_64, Format, make_dot_rows
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, ROWS, Stage
@@ -24,7 +24,7 @@ TILES_PER_TASK, ROWS_PER_TASK = 2, 32
 # Rows that the matrix unit is worth using for: one block of 16 takes as long as the vectors do.
 FEWEST_ROWS = 20
 _dot_8, _dot_4, _dot_2, _dot_1 = (make_dot_rows(num_rows) for num_rows in (8, 4, 2, 1))
-_groups_22, _groups_21, _groups_12, _groups_11 = (make_dot_groups(i, j) for i in (2, 1) for j in (2, 1))
+_groups_2, _groups_1 = make_dot_groups(2), make_dot_groups(1)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -41,18 +41,14 @@ def _add_bias(a, first_tile, last_tile, first, last):  # noqa: ANN001, ANN202 - 
 
 @njit(nogil=True, error_model="numpy")
 def _by_tiles(a, weights, tile, num_tiles, first, last, num_groups):  # noqa: ANN001, ANN202 - compiled
-    """Up to 32 rows by the matrix unit."""
+    """17 to 32 rows by the matrix unit."""
     ints, at = a[INTS] + first * a[INPUTS], 4 * first * num_groups
     scales, sums = a[SCALES] + at, a[SUMS] + at
     out, num_rows = a[OUT] + 4 * (first * a[STRIDE] + tile * LANES), last - first
-    if num_rows > SIDE and num_tiles == 2:
-        _groups_22(weights, ints, scales, sums, a[INPUTS], num_rows, out, a[STRIDE], a[ADDS])
-    elif num_rows > SIDE:
-        _groups_21(weights, ints, scales, sums, a[INPUTS], num_rows, out, a[STRIDE], a[ADDS])
-    elif num_tiles == 2:
-        _groups_12(weights, ints, scales, sums, a[INPUTS], num_rows, out, a[STRIDE], a[ADDS])
+    if num_tiles == 2:
+        _groups_2(weights, ints, scales, sums, a[INPUTS], num_rows, out, a[STRIDE], a[ADDS])
     else:
-        _groups_11(weights, ints, scales, sums, a[INPUTS], num_rows, out, a[STRIDE], a[ADDS])
+        _groups_1(weights, ints, scales, sums, a[INPUTS], num_rows, out, a[STRIDE], a[ADDS])
 
 
 @cache

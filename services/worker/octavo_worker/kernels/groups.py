@@ -2,8 +2,8 @@
 
 Rounding errors of a group are as large as its largest value makes them. Multiplied by the orthogonal Hadamard matrix H
 of its size a group's values become about equally large, and x w = (x H) (w H) for every group of a product, so that
-weights that are mixed once want activations that are mixed alike (QuaRot, arXiv 2404.00456, which mixes whole rows). On
-the demo model it makes the loss by int8 activations five times smaller.
+weights that are mixed once want activations that are mixed alike (QuaRot, arXiv 2404.00456, which mixes whole rows). In
+groups of 32 it makes the demo model's loss by int8 activations five times smaller.
 """
 
 from __future__ import annotations
