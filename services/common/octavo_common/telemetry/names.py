@@ -198,7 +198,10 @@ BUILD_STAGE_TIME = _histogram(
     "octavo_build_stage_time_seconds", "s", "What a stage took that was not found as cached.", _BUILD_S, STAGE
 )
 BUILD_DAMAGED = _counter(
-    "octavo_build_damaged_artifacts", "{artifact}", "Kept results of stages that a build found damaged and made again.", STAGE
+    "octavo_build_damaged_artifacts",
+    "{artifact}",
+    "Kept results of stages that a build found damaged and made again.",
+    STAGE,
 )
 
 # All services.
