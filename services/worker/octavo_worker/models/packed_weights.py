@@ -2,9 +2,9 @@
 
 What a file stores in GGUF's blocks may stay as it is; everything else becomes one form. `w4a8` and `w4a16` take Q4_0,
 Q4_1 and Q8_0 as stored, `w8a8` and `bfloat16` nothing: of Q8_0, `w8a8` would lose more by activations that cannot be
-mixed than it does by rounding anew. The rest becomes mixed bytes where products are of integers, bfloat16 where they
-are of floats, and so do q, k and v (or gate and up), which are one product, where they are stored in different types.
-Norms and biases stay float32.
+mixed than it does by rounding anew. The rest becomes mixed Q8_0 where products are of integers, bfloat16 where they are
+of floats, and so do q, k and v (or gate and up), which are one product, where they are stored in
+different types. Norms and biases stay float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo_worker.kernels.bfloat16 import BFLOAT16
-from octavo_worker.kernels.integer import FORMATS, GROUP, MIXED_32, MIXED_64, Format
+from octavo_worker.kernels.integer import FORMATS, GROUP, MIXED_Q8_0, Format
 from octavo_worker.kernels.vector import LANES
 from octavo_worker.models.base import Floats, InvalidModel, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint, read_rows, require
@@ -34,15 +34,15 @@ class Keeping:
     # What blocks stay as they are stored.
     as_stored: frozenset[Format]
     # What everything else becomes, and how.
-    others: frozenset[Format]
+    other: Format
     convert: Callable[[Floats], Groups | Shorts]
 
 
-_STORED, _MIXED, _SHORTS = frozenset(FORMATS), frozenset((MIXED_32, MIXED_64)), frozenset((BFLOAT16,))
-KEEP_W8A8 = Keeping(as_stored=frozenset(), others=_MIXED, convert=quantize)
-KEEP_W4A8 = Keeping(as_stored=_STORED, others=_MIXED, convert=quantize)
-KEEP_W4A16 = Keeping(as_stored=_STORED, others=_SHORTS, convert=round_to_shorts)
-KEEP_BFLOAT16 = Keeping(as_stored=frozenset(), others=_SHORTS, convert=round_to_shorts)
+_STORED = frozenset(FORMATS)
+KEEP_W8A8 = Keeping(as_stored=frozenset(), other=MIXED_Q8_0, convert=quantize)
+KEEP_W4A8 = Keeping(as_stored=_STORED, other=MIXED_Q8_0, convert=quantize)
+KEEP_W4A16 = Keeping(as_stored=_STORED, other=BFLOAT16, convert=round_to_shorts)
+KEEP_BFLOAT16 = Keeping(as_stored=frozenset(), other=BFLOAT16, convert=round_to_shorts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ class _Reader:
         parts = [self._kept(f"{name}.weight") for name in names]
         if any(part.form != parts[0].form for part in parts):
             keeping = self._keeping
-            parts = [part if part.form in keeping.others else keeping.convert(part.values()) for part in parts]
+            parts = [part if part.form == keeping.other else keeping.convert(part.values()) for part in parts]
         whole = parts[0].above(parts[1:])
         return (whole.take(self._order(len(whole))) if is_qkv else whole).packed()
 
