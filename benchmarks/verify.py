@@ -143,9 +143,9 @@ def steps(model: Path, folder: Path) -> list[Step]:
             timeout_s=2 * 3600,
         ),
         Step(
-            name="executorch",
+            name="edge_executorch",
             about="the edge builder's ExecuTorch programs, run by the library in its own environment",
-            argv=("-m", "benchmarks.executorch"),
+            argv=("-m", "benchmarks.edge_executorch"),
             timeout_s=2 * 3600,
         ),
         Step(name="slow", about="the slow tests", argv=(*tests, "slow and not docker and not gpu"), timeout_s=7200),

@@ -1,6 +1,6 @@
 """The edge builder's ExecuTorch programs, built and run by the library: it is 550 MB, and not among what tests install.
 
-Usage: python -m benchmarks.executorch [PYTEST ARGUMENTS]
+Usage: python -m benchmarks.edge_executorch [PYTEST ARGUMENTS]
 
 Makes an environment under build/executorch/env and runs there the tests that skip elsewhere; a skipped one fails.
 The environment carries the digest of its recipe, and one of another recipe is made anew.
