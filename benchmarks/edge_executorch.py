@@ -1,4 +1,4 @@
-"""The edge builder's ExecuTorch programs, built and run by the library: it is 550 MB, and not among what tests install.
+"""The edge builder's ExecuTorch programs, built and run by the library, which is not among what tests install.
 
 Usage: python -m benchmarks.edge_executorch [PYTEST ARGUMENTS]
 

@@ -4,7 +4,7 @@
 file; ``drafts/`` what is being written; ``locks/`` who uses what. A draft takes its final name by one rename after all
 of it is on the disk, so a killed process or a full disk leaves a draft at most, and the next one removes it. What a
 disk has damaged since is recognised when it is read, or at once where a file is missing or of another size; it is
-removed, counted, and made again when it is asked for.
+removed, and made again when it is asked for.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class ArtifactStore:
         found: list[Entry] = []
         for path in self._objects.iterdir():
             with suppress(OSError):  # what cannot be read now is not listed
-                if (entry := self._parse(path.name)) is not None:
+                if (entry := _undamaged(lambda name=path.name: self._parse(name)[0])) is not None:
                     found.append(entry)
         return sorted(found, key=lambda entry: entry.used_at_s)
 
@@ -199,40 +199,33 @@ class ArtifactStore:
 
     def _load(self, digest: str, *, read: bool = True) -> Entry | None:
         """The entry if every file is as its manifest says; without ``read`` all but their contents is looked at."""
-        entry = self._parse(digest)
-        if entry is None:
-            return None
         folder = self._objects / digest
-        try:
-            listed = json.loads((folder / _MANIFEST).read_text())["files"]
+
+        def find() -> Entry | None:
+            entry, listed = self._parse(digest)
             present = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {_MANIFEST}
             whole = present == set(listed) and all(
                 (folder / name).stat().st_size == facts["bytes"]
                 and (not read or file_digest(folder / name) == facts["sha256"])
                 for name, facts in listed.items()
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if not _is_damage(error):
-                raise
-            return None
-        return entry if whole else None
+            return entry if whole else None
 
-    def _parse(self, digest: str) -> Entry | None:
+        return _undamaged(find)
+
+    def _parse(self, digest: str) -> tuple[Entry, Mapping[str, Any]]:
+        """What a manifest says: the entry, and its files by their names."""
         folder = self._objects / digest
-        try:
-            manifest = json.loads((folder / _MANIFEST).read_text())
-            return Entry(
-                digest=digest,
-                kind=manifest["kind"],
-                path=folder / _FILES,
-                report=json.loads((folder / _REPORT).read_text()),
-                size_bytes=sum(facts["bytes"] for facts in manifest["files"].values()),
-                used_at_s=folder.stat().st_mtime,
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if not _is_damage(error):
-                raise
-            return None  # absent or damaged: to be built again
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        entry = Entry(
+            digest=digest,
+            kind=manifest["kind"],
+            path=folder / _FILES,
+            report=json.loads((folder / _REPORT).read_text()),
+            size_bytes=sum(facts["bytes"] for facts in manifest["files"].values()),
+            used_at_s=folder.stat().st_mtime,
+        )
+        return entry, manifest["files"]
 
     def _remove(self, digest: str) -> bool:
         """Take the name away by one rename, so that nobody sees half of it, then the files. False: there was none."""
@@ -246,11 +239,20 @@ class ArtifactStore:
         return True
 
 
-def _is_damage(error: Exception) -> bool:
-    """Whether files are gone, garbled or unreadable; no rights or too many open files says nothing of them."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
-    return True
+def _undamaged(find: Callable[[], Entry | None]) -> Entry | None:
+    """What is found; None, to be built again, if files are gone, garbled or unreadable.
+
+    Raises:
+        OSError: They cannot be looked at now, which says nothing of them: no rights, too many open files.
+    """
+    try:
+        return find()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):
+            raise
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from octavo_edge.__main__ import main
 from octavo_edge.app import check_targets
 from octavo_edge.graph.metrics import sqnr_db
 from octavo_edge.graph.runtime import OrtModel
-from octavo_edge.quant.prefix import check_prefix, make_prefix, read_place, token_ids
+from octavo_edge.quant.prefix import check_prefix, count_tokens, make_prefix, read_place, token_ids
 from octavo_edge.recipe import Calibration, Evaluation, QType, RecipeInvalid
 from octavo_edge.recipe_file import from_yaml
 from octavo_edge.stages.quantise import Quantise
@@ -147,6 +147,8 @@ def test_tokens_that_the_model_has_not_and_too_many_are_refused(spiky, text, tol
         check_prefix(from_yaml(text).prefix, bundle, **sizes)
     assert (caught.value.param, told in caught.value.message) == ("prefix", True), caught.value.message
     check_prefix(tuple(range(15)), bundle, **sizes)
+    # A text counts by its tokens.
+    assert count_tokens((0, "A" * 9), bundle) == 1 + len(Tokenizer(bundle).encode("A" * 9, add_special=False)) > 2
     with pytest.raises(RecipeInvalid, match="prefix is bos, and the model's tokenizer has no such token"):
         check_prefix(("bos",), replace(bundle, bos_token=None), **sizes)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,43 @@ def test_what_is_damaged_and_nobody_asks_for_is_collected_when_the_store_is_open
     assert "removed 1 artifacts that were damaged" in told.err
     assert told.out.split()[0] == kept.digest[:16] and len(told.out.splitlines()) == 1
     assert list((tmp_path / "store" / "drafts").iterdir()) == []
+
+
+def test_a_manifest_without_a_digest_is_damage_and_made_again(store):
+    entry = put(store, "folio", 1000)
+    manifest = entry.path.parent / "manifest.json"
+    told = json.loads(manifest.read_text())
+    del told["files"]["files/data"]["sha256"]
+    manifest.chmod(0o644)
+    manifest.write_text(json.dumps(told))
+    with store.reading(entry.digest, give_up) as found:
+        assert found is None
+    with store.writing(entry.digest, give_up) as draft:
+        assert draft is not None and draft.replaces
+    assert not entry.path.exists()
+
+
+def test_what_cannot_be_read_for_want_of_descriptors_is_not_damaged(store, tmp_path):
+    entry = put(store, "folio", 1000)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    try:
+        most = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most + 8, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        os.close(taken.pop())  # enough for a directory, or for a lock, and for nothing besides
+        again = ArtifactStore(tmp_path / "store", Ticking())
+        with pytest.raises(OSError, match="Too many open files"), again.reading(entry.digest, give_up):
+            pass
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert again.num_damaged == 0
+    with again.reading(entry.digest, give_up) as found:
+        assert found is not None
 
 
 def test_an_artifact_has_its_name_after_all_of_it_is_on_the_disk(store, tmp_path, monkeypatch):

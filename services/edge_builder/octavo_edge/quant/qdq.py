@@ -150,7 +150,9 @@ class _Writer:
             return
         scales = (np.float32(source.scale) * weight.encoding.scales).astype(np.float32)
         bias = self._graph.constant(node.input[2])
-        whole = np.rint(bias.astype(np.float64) / scales)
+        # A bias of 0 may have a scale that is 0 as a float32.
+        exact = bias.astype(np.float64)
+        whole = np.rint(np.divide(exact, scales, out=np.zeros_like(exact), where=exact != 0))
         assert np.abs(whole).max() <= np.iinfo(np.int32).max, f"node {node.name}: a bias is clipped; see quant/biases"
         integers = whole.astype(np.int32)
         stem = f"{node.output[0]}_bias"

@@ -197,7 +197,9 @@ class Builds:
                     running.log.step(event)
                 elif isinstance(event, BuildStage):
                     if event.warnings:
-                        log.warning("build.warned", stage=event.stage, warnings=event.warnings)
+                        log.warning(
+                            "build.warned", job_id=str(running.log.job_id), stage=event.stage, warnings=event.warnings
+                        )
                     told = tuple(self._public(running, warning) for warning in event.warnings)
                     running.log.stage(replace(event, warnings=told))
                 elif isinstance(event, Built):

@@ -19,8 +19,8 @@ __all__ = ["ChildResult", "GraphResult", "ToolchainCrashed", "ToolchainFailed", 
 _CHILD = "octavo_edge.targets.qnn_htp.child"
 _NOTES = ("LIBNATIVE",)  # what the simulator says of itself at every start
 # The compiler leaves what pads a constant as the allocator gave it, and finds out by all bytes what graphs may share:
-# scales of blocks that lie behind other leftovers are kept once for each graph. glibc fills what it
-# gives with zeros, blocks of up to 1,032 bytes out of a thread's cache excepted.
+# scales of blocks that lie behind other leftovers are kept once for each graph. glibc fills what it gives with zeros,
+# but for blocks of up to 1,032 bytes out of a thread's cache.
 _ZEROED = {"MALLOC_PERTURB_": "255"}
 
 
