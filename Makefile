@@ -1,7 +1,9 @@
 # `make up` runs the platform, `make test` tests it. Needs only Python 3.11+ and make; installs only into this folder.
 #   TORCH_INDEX=URL   a package index to take torch from, e.g. one that holds CPU builds
 #   PYTHON=python3    the interpreter that makes the virtual environment
+#   TEST_PROCESSES=2  how many processes share the tests, file by file; each takes up to 4 GiB
 PYTHON ?= python3
+TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
@@ -63,7 +65,8 @@ types: $(VENV)/.dev ## Check types
 check: lint types ## Everything that CI checks without running the code
 
 test: $(VENV)/.test ## Run the tests (containers and the slow ones apart)
-	$(BIN)/python -m pytest -m "not docker and not slow and not gpu"
+	$(BIN)/python -m pytest -m "not docker and not slow and not gpu" \
+		--numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-unit: $(VENV)/.test ## Run the tests that need no server
 	$(BIN)/python -m pytest tests/unit tests/test_architecture.py

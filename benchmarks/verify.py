@@ -132,7 +132,7 @@ def steps(model: Path, folder: Path) -> list[Step]:
         Step(
             name="tests",
             about="all tests but containers, GPU and the slow ones",
-            argv=(*tests, "not docker and not gpu and not slow"),
+            argv=(*tests, "not docker and not gpu and not slow", *("-n", "2", "--dist", "loadfile")),
             timeout_s=3600,
         ),
         # Before the slow tests: those of GGUF files run in the llama.cpp that this installs.

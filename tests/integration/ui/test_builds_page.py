@@ -110,6 +110,12 @@ def page(**query: str) -> AppTest:
     return app.run()
 
 
+def unhurt(app: AppTest) -> None:
+    """The page shows no error; where it does, the failure says which."""
+    assert not app.exception
+    assert [error.value for error in app.error] == []
+
+
 def labelled(elements, label: str):
     return next(element for element in elements if element.label == label)
 
@@ -151,7 +157,7 @@ def _rows(layer: dict, sets: dict[str, list[dict]]) -> list[dict]:
 
 def test_without_a_builder_the_page_says_how_to_start_one(platform: BuildPlatform) -> None:
     app = page()
-    assert not app.exception and not app.error
+    unhurt(app)
     assert len(app.info) == 2
     for info in app.info:
         assert "octavo up --edge-builders 1" in info.value and "octavo[edge]" in info.value
@@ -159,7 +165,7 @@ def test_without_a_builder_the_page_says_how_to_start_one(platform: BuildPlatfor
 
 def test_a_person_asks_for_a_build_and_follows_it(builder: BuildPlatform, client: Client) -> None:
     app = page()
-    assert not app.exception and not app.error
+    unhurt(app)
     labelled(app.text_input, "Model").set_value(str(builder.folder / "tiny"))
     labelled(app.multiselect, "Targets").set_value(["onnxruntime"])
     labelled(app.radio, "Recipe").set_value("YAML")
@@ -170,7 +176,7 @@ def test_a_person_asks_for_a_build_and_follows_it(builder: BuildPlatform, client
     labelled(app.text_area, "Builder").set_value("attention=sha")
     labelled(app.button, "Build").click()
     app.run()
-    assert not app.exception and not app.error
+    unhurt(app)
     build = client.builds.get(asked_for(app))
     assert (build.targets, build.context_length, build.ars) == (("onnxruntime",), 32, (8, 1))
     assert build.options == {"attention": "sha"} and build.recipe_yaml.startswith("calibration")
@@ -178,7 +184,7 @@ def test_a_person_asks_for_a_build_and_follows_it(builder: BuildPlatform, client
     while "Stage" not in figures(app):
         assert not client.builds.get(build.id).state.ended
         app.run()
-    assert not app.exception and not app.error
+    unhurt(app)
     assert figures(app)["Stage"] in ("adapt", "optimise", "quantise")
     labelled(app.button, "Cancel").click()
     app.run()
@@ -210,7 +216,7 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(
 
 def test_a_finished_build_shows_its_report(built: Build, document: dict) -> None:
     app = page(build=built.id)
-    assert not app.exception and not app.error
+    unhurt(app)
     assert figures(app)["State"] == "succeeded"
     assert [box.value for box in app.success] == ["**onnxruntime**: compiled+run"]
     shown = tables(app)
