@@ -29,9 +29,8 @@ def order(targets: Sequence[BuildTarget]) -> Build | None:
     first, second = st.columns([3, 2])
     model = first.text_input("Model", placeholder="smollm2-135m", help="A name, or a path on the edge builder's host")
     lacking = {target.name: target.missing for target in targets}
-    chosen = second.multiselect(
-        "Targets", list(lacking), format_func=lambda name: f"{name} (not here)" if lacking[name] else name
-    )
+    # A key and plain labels: what is chosen stays so while a builder finds out what it lacks.
+    chosen = second.multiselect("Targets", list(lacking), key="targets")
     for name in chosen:
         for reason in lacking[name]:
             st.warning(f"{name}: {reason}")

@@ -20,8 +20,12 @@ def page() -> None:
         if not workers:
             st.info("No worker is alive. `octavo status` says why.")
             return
+        # With a key the choice outlives workers that come and go.
         chosen = st.selectbox(
-            "Worker", list(workers), format_func=lambda id: f"{id[:8]} at {workers[id].address}, {workers[id].model}"
+            "Worker",
+            list(workers),
+            format_func=lambda id: f"{id[:8]} at {workers[id].address}, {workers[id].model}",
+            key="worker",
         )
         _live(chosen)
 

@@ -25,7 +25,7 @@ def page() -> None:
 def _inputs(choices: PlanChoices) -> dict[str, Any]:
     first, second = st.columns(4), st.columns(5)
     asked: dict[str, Any] = {
-        "model": first[0].selectbox("Model", choices.models),
+        "model": first[0].selectbox("Model", choices.models, key="planned_model"),
         "device": first[1].selectbox("Device", [*choices.devices, OTHER], index=_place(choices.devices, "H200")),
         "precision": first[2].selectbox("Weights", [OWN, *choices.precisions]),
         "kv_format": first[3].selectbox("Keys and values", [OWN, *choices.kv_formats]),

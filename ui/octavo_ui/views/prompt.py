@@ -63,7 +63,7 @@ def page() -> None:
         with st.form("ask"):
             text = st.text_area("Prompt", "What is the capital of Japan?", height=120)
             columns = st.columns(5)
-            model = columns[0].selectbox("Model", names)
+            model = columns[0].selectbox("Model", names, key="model")
             max_tokens = columns[1].number_input("Most tokens", 1, 100_000, 256)
             temperature = columns[2].number_input("Temperature", 0.0, 5.0, 0.0, 0.1)
             seed = columns[3].number_input("Seed (0: drawn)", 0, 2**53 - 1, 0)
