@@ -197,7 +197,7 @@ class _Worker:
             on_idle_beat=self._listener.wake,
         )
         # The fleet's figures are fresh when the worker falls idle.
-        self._intake.on_idle = beat.poke
+        self._intake.on_idle = self._intake.on_cleared = beat.poke
         taking = take_jobs(
             self._intake,
             self._listener,

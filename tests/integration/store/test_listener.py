@@ -9,7 +9,7 @@ import psycopg
 from store_world import World, result
 
 from octavo_common.clock import SystemClock
-from octavo_common.jobs.model import Assignment
+from octavo_common.jobs.model import Assignment, Held
 from octavo_common.jobs.transitions import JOBS_CHANNEL, gateway_channel, worker_channel
 from octavo_common.store import Listener
 
@@ -43,6 +43,26 @@ async def test_every_step_of_a_job_wakes_who_has_to_act(world: World) -> None:
         assert await woken_by(lambda: world.work.claim(worker, 1)) == [False, False, False]
         assert await woken_by(lambda: world.jobs.cancel(job.id, tenant=None)) == [False, True, True]
         assert await woken_by(lambda: world.work.finish(job.id, 1, result=result(1))) == [True, False, True]
+
+
+async def test_a_job_that_was_lost_without_progress_wakes_the_scheduler_when_it_makes_some(world: World) -> None:
+    worker = await world.worker()
+    async with Listener(world.dsn, [JOBS_CHANNEL], SystemClock()) as listener:
+        innocent, suspect = await world.running(worker), await world.running(worker)
+        await world.age(suspect.id, 60)
+        await world.placement.reap()
+        await world.age(suspect.id, 10)
+        suspect = await world.assign(suspect, worker)
+        await world.work.claim(worker, 1)
+        while await listener.wait(0.3):
+            pass
+
+        async def beat(num_tokens: int) -> bool:
+            held = [Held(job.id, job.fence, num_tokens) for job in (innocent, suspect)]
+            assert not (await world.processes.heartbeat(worker, held=held)).lost
+            return await listener.wait(0.3)
+
+        assert [await beat(num_tokens) for num_tokens in (0, 1, 2)] == [False, True, False]
 
 
 async def test_a_listener_whose_backend_is_ended_listens_again_within_1_2_seconds(world: World) -> None:

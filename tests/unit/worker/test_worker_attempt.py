@@ -30,7 +30,12 @@ def tokenizer(request) -> Tokenizer:
 
 
 def attempt_of(
-    tokenizer: Tokenizer, spec: GenerationSpec, emitted: tuple[int, ...] = (), now: float = 0.0, **times: float
+    tokenizer: Tokenizer,
+    spec: GenerationSpec,
+    emitted: tuple[int, ...] = (),
+    now: float = 0.0,
+    losses: int = 0,
+    **times: float,
 ) -> Attempt:
     values = dict.fromkeys(Job.__dataclass_fields__)
     values.update(
@@ -42,7 +47,8 @@ def attempt_of(
         fair_key="acme",
         prompt_ids=tuple(tokenizer.encode("The quick")),
         emitted_ids=emitted,
-        total_losses=0,
+        losses=losses,
+        total_losses=losses,
         numerics_changed=False,
         created_at=datetime.fromtimestamp(0, UTC),
     )
@@ -65,6 +71,21 @@ def test_result_and_log_have_one_text_wherever_the_job_moved(tokenizer, stop, ch
         result = run(second, answer[len(sent) :])
         assert (result.token_ids, result.text) == (whole.token_ids, whole.text)
         assert second.log.text == result.text
+
+
+@pytest.mark.parametrize("num_kept", [0, 2])
+def test_only_a_job_that_was_lost_without_progress_tells_of_its_first_new_token(tokenizer, num_kept):
+    answer = tokenizer.encode("brown fox jumps over", add_special=False)
+    for losses in (0, 1):
+        attempt = attempt_of(tokenizer, SPEC, tuple(answer[:num_kept]), losses=losses)
+        attempt.replay()
+        told = [attempt.clears_itself()]
+        for token in answer[num_kept:]:
+            before = attempt.num_tokens
+            feed(attempt, [token])
+            told.append(attempt.clears_itself())
+            assert not told[-1] or attempt.num_tokens > before >= 0
+        assert sum(told) == losses and not told[0]
 
 
 def feed(attempt: Attempt, tokens: Sequence[int], now: float = 0.0, choice: int = 0, **told: Any) -> bool:

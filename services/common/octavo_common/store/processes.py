@@ -15,6 +15,7 @@ from octavo_common.db.tables import processes
 from octavo_common.errors import Unavailable
 from octavo_common.jobs.model import HeartbeatAnswer, Held, NewProcess, ProcessRecord
 from octavo_common.jobs.spec import ModelCard
+from octavo_common.jobs.transitions import JOBS_CHANNEL
 from octavo_common.store.base import Store
 
 log = structlog.get_logger(__name__)
@@ -23,9 +24,10 @@ ANNOUNCE_PAUSE_S = 0.5
 
 # Without waiting for the disk: a renewal that a crash of the database loses is made again, and the reaper waits for a
 # whole lease after the server's start. An expired lease is renewed too while nobody has taken the job: after an outage
-# of the database owners come first.
+# of the database owners come first. A job that was lost without progress and now makes some wakes the scheduler, which
+# places the next one of its kind; "cleared" reads the rows as they were before the statement.
 _HEARTBEAT = text(
-    """
+    f"""
     with beat as (
       update processes set heartbeat_at = now(), suspected_at = null, load = coalesce(:load, load)
       where id = :id returning lease_s
@@ -37,10 +39,15 @@ _HEARTBEAT = text(
       from held h
       where j.id = h.job_id and j.fence = h.fence and j.worker_id = :id and j.state in ('assigned','running')
       returning j.id, j.cancel_requested
+    ), cleared as (
+      select j.id from held h join jobs j on j.id = h.job_id
+      where j.fence = h.fence and j.worker_id = :id and j.state = 'running'
+        and j.losses > 0 and j.num_tokens <= j.loss_tokens and h.num_tokens > j.loss_tokens
     )
     select set_config('synchronous_commit', 'off', true), exists(select from beat) as known,
       array(select job_id from held except select id from renewed) as lost,
-      array(select id from renewed where cancel_requested) as cancelled
+      array(select id from renewed where cancel_requested) as cancelled,
+      (select count(pg_notify('{JOBS_CHANNEL}', '')) from cleared) as num_cleared
     """
 ).bindparams(
     bindparam("id", type_=Uuid()),

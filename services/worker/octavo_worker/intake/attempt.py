@@ -43,6 +43,8 @@ class Attempt:
     deadline: asyncio.Task[None] | None = None
     # Until the engine has it.
     preparing: asyncio.Task[None] | None = None
+    # Was lost without progress, and has made some here.
+    cleared: bool = False
 
     @property
     def job(self) -> Job:
@@ -130,6 +132,14 @@ class Attempt:
         self._release(delta.id.choice, released)
         if released.stopped:
             choice.reason = "stop"
+
+    def clears_itself(self) -> bool:
+        """True once: when a job that was lost without progress has its first new token, and so kills nobody at once."""
+        num_before = 0 if self.spec.restarts else len(self.job.emitted_ids)
+        if self.cleared or not self.job.losses or self.num_tokens <= num_before:
+            return False
+        self.cleared = True
+        return True
 
     def is_surplus(self, delta: Delta) -> bool:
         """It is of a beam that the caller does not want."""

@@ -96,6 +96,8 @@ class Intake:
         self._draining = False
         # Called when the last job has gone.
         self.on_idle: Callable[[], None] = _nothing
+        # Called when a job that was lost without progress has made some: others like it wait until the table knows.
+        self.on_cleared: Callable[[], None] = _nothing
 
     @property
     def num_held(self) -> int:
@@ -239,6 +241,8 @@ class Intake:
         was_running = choice.reason is None
         if delta.tokens and was_running:
             attempt.push(delta, now)
+            if attempt.clears_itself():
+                self.on_cleared()
         if delta.finish in (FinishReason.STOP, FinishReason.LENGTH):
             attempt.finish(delta)
         elif delta.finish is FinishReason.ABORTED:
