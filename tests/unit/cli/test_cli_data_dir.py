@@ -111,6 +111,9 @@ def test_a_disk_that_fills_up_in_the_middle_is_no_fault_of_ours(tmp_path: Path) 
 
 def test_up_looks_for_room_before_it_begins(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(space, "free_bytes", lambda folder: 150_000_000)
+    # The usual ones may be taken, by a test beside this one or by whoever was given any free port.
+    for name in ("OCTAVO_GATEWAY_GRPC_PORT", "OCTAVO_GATEWAY_HTTP_PORT", "OCTAVO_CONSOLE_PORT"):
+        monkeypatch.setenv(name, "0")
     code, out, err = run("--data-dir", str(tmp_path / "data"), "up")
     last = err.strip().splitlines()[-1]
     model = next(iter(CATALOG))
