@@ -1,7 +1,7 @@
 # `make up` runs the platform, `make test` tests it. Needs only Python 3.11+ and make; installs only into this folder.
 #   TORCH_INDEX=URL   a package index to take torch from, e.g. one that holds CPU builds
 #   PYTHON=python3    the interpreter that makes the virtual environment
-#   TEST_PROCESSES=2  how many processes share the tests, file by file; each takes up to 4 GiB
+#   TEST_PROCESSES=2  how many processes share the tests, file by file
 PYTHON ?= python3
 TEST_PROCESSES ?= 2
 VENV := .venv

@@ -24,6 +24,8 @@ from benchmarks.result import commit, describe_machine
 from benchmarks.serving import demo_model
 
 ROOT = Path(__file__).resolve().parent.parent
+# As `make test` does.
+BY_TWO = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 PURE = ("unit/engine", "unit/jobs", "unit/scheduler", "contract")
 
 
@@ -48,9 +50,9 @@ class Outcome:
     machine: dict[str, Any]
     passed: bool
     minutes: float
-    # The last line that says something, of what it printed.
+    # What does not hold; else the last line that says something, of what it printed.
     words: str
-    # Of a benchmark: what it wrote.
+    # Of a benchmark: its figures and promises. Single rounds stay in the folder.
     result: dict[str, Any] | None
 
 
@@ -132,7 +134,7 @@ def steps(model: Path, folder: Path) -> list[Step]:
         Step(
             name="tests",
             about="all tests but containers, GPU and the slow ones",
-            argv=(*tests, "not docker and not gpu and not slow", *("-n", "2", "--dist", "loadfile")),
+            argv=(*tests, "not docker and not gpu and not slow", *BY_TWO),
             timeout_s=3600,
         ),
         # Before the slow tests: those of GGUF files run in the llama.cpp that this installs.
@@ -182,6 +184,7 @@ def run(step: Step, folder: Path) -> Outcome:
             code = -1
             output.write(f"\nnot done after {step.timeout_s:.0f} s\n")
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    result = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
     return Outcome(
         step=step.name,
         day=f"{datetime.now(UTC):%Y-%m-%d}",
@@ -189,9 +192,15 @@ def run(step: Step, folder: Path) -> Outcome:
         machine=dict(machine),
         passed=code == 0,
         minutes=(time.monotonic() - started) / 60,
-        words=lines[-1] if lines else "",
-        result=json.loads(written.read_text(encoding="utf-8")) if written.exists() else None,
+        words="; ".join(broken(result)) or (lines[-1] if lines else ""),
+        result=result if "figures" in result else None,
     )
+
+
+def broken(result: Mapping[str, Any]) -> list[str]:
+    """What a benchmark has found not to hold."""
+    checks = [f"{check['name']}: {check['value']:.2f}" for check in result.get("checks", ()) if not check["holds"]]
+    return [*checks, *result.get("troubles", ())]
 
 
 def page(steps: Sequence[Step], known: Mapping[str, Outcome]) -> str:
@@ -216,7 +225,7 @@ def page(steps: Sequence[Step], known: Mapping[str, Outcome]) -> str:
             f"| {machine['processor']}, {machine['num_cores']} cores | {machine['load_1m']} |"
         )
     for outcome in (known[step.name] for step in steps if step.name in known):
-        if outcome.result is not None and "figures" in outcome.result:
+        if outcome.result is not None:
             lines += ["", *_benchmark(outcome.result)]
         elif outcome.step in ("tests", "slow"):
             lines += ["", f"{outcome.step}: `{_cell(outcome.words)}`"]

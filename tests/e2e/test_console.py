@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pages import unhurt
 from streamlit.testing.v1 import AppTest
 
 from octavo import Client
@@ -70,7 +71,7 @@ def test_the_prompt_page_streams_an_answer_with_its_figures(console: str) -> Non
     app.text_area[0].set_value("What is the capital of Japan?")
     app.button[0].click()
     app.run()
-    assert not app.exception and not [error.value for error in app.error]
+    unhurt(app)
     assert "Tokyo" in _texts(app)
     assert {metric.label for metric in app.metric} == {"Time to first token", "Time per token", "Tokens/s"}
 
@@ -116,7 +117,7 @@ def test_a_job_can_be_cancelled_and_retried_from_its_page(console: str, client: 
 
 def test_the_workers_page_shows_load_and_blocks(console: str) -> None:
     app = _page("workers").run()
-    assert not app.exception and not [error.value for error in app.error]
+    unhurt(app)
     (row,) = app.dataframe[0].value.to_dict("records")
     assert row["state"] == "alive" and row["blocks"] > 0
     assert len(app.get("vega_lite_chart")) == 2
@@ -128,7 +129,7 @@ def test_the_engine_page_shows_who_holds_which_block(console: str, client: Clien
         time.sleep(0.1)
     app = _page("engine").run()
     client.jobs.cancel(handle.id)
-    assert not app.exception and not [error.value for error in app.error]
+    unhurt(app)
     (row,) = app.dataframe[0].value.to_dict("records")
     assert row["job"] == f"/jobs?job={handle.id}" and row["blocks"] > 0
     assert len(app.get("vega_lite_chart")) == 4
@@ -136,13 +137,13 @@ def test_the_engine_page_shows_who_holds_which_block(console: str, client: Clien
 
 def test_the_builds_page_says_how_to_start_an_edge_builder(console: str) -> None:
     app = _page("builds").run()
-    assert not app.exception and not [error.value for error in app.error]
+    unhurt(app)
     assert "`octavo up --edge-builders 1`" in _texts(app)
 
 
 def test_the_plan_page_plans_the_model_that_is_served(console: str, client: Client) -> None:
     app = _page("plan").run()
-    assert not app.exception and not [error.value for error in app.error]
+    unhurt(app)
     (model,) = client.models()
     assert app.selectbox[0].value == model.name
     plan = client.plan(model.name, device="L4")

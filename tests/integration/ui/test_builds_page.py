@@ -18,6 +18,7 @@ import pytest
 import streamlit
 from build_platform import BuildPlatform, build_platform
 from checkpoints import make_llama
+from pages import unhurt
 from streamlit.dataframe_util import convert_arrow_bytes_to_pandas_df
 from streamlit.testing.v1 import AppTest
 
@@ -108,12 +109,6 @@ def page(**query: str) -> AppTest:
     for name, value in query.items():
         app.query_params[name] = value
     return app.run()
-
-
-def unhurt(app: AppTest) -> None:
-    """The page shows no error; where it does, the failure says which."""
-    assert not app.exception
-    assert [error.value for error in app.error] == []
 
 
 def labelled(elements, label: str):

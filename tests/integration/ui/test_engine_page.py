@@ -8,6 +8,7 @@ import pytest
 import streamlit
 from fakes.engines import Bench, make_request
 from fleet_server import serving
+from pages import unhurt
 from streamlit.dataframe_util import convert_arrow_bytes_to_pandas_df
 from streamlit.testing.v1 import AppTest
 
@@ -20,10 +21,11 @@ SHARED, ALONE = "0190aaaa-0000-7000-8000-00000000beef", "0190aaaa-0000-7000-8000
 
 
 class Fleet(gateway_pb2_grpc.FleetServiceServicer):
-    """One worker, or none; its engine stands still while the page looks."""
+    """Workers over one engine, or none; it stands still while the page looks."""
 
     def __init__(self) -> None:
         self.bench, self.records, self.is_alive = Bench(num_blocks=64), Records(), True
+        self.ids = ["w" * 12]
 
     def step(self, count: int) -> None:
         for _ in range(count):
@@ -32,7 +34,8 @@ class Fleet(gateway_pb2_grpc.FleetServiceServicer):
             self.records.add(StepRecord(time_s=1.7e9 + stats.step, duration_s=0.01, stats=stats))
 
     async def ListWorkers(self, request, context):
-        workers = [gateway_pb2.Worker(id="w" * 12, address="host:1", model="tiny", alive=True)] * self.is_alive
+        alive = self.ids if self.is_alive else []
+        workers = [gateway_pb2.Worker(id=id, address="host:1", model="tiny", alive=True) for id in alive]
         return gateway_pb2.ListWorkersResponse(workers=workers)
 
     async def GetWorkerRecords(self, request, context):
@@ -65,7 +68,7 @@ def show() -> AppTest:
         engine.page()
 
     page = AppTest.from_function(script, default_timeout=60).run()
-    assert not page.exception and not page.error
+    unhurt(page)
     return page
 
 
@@ -107,3 +110,15 @@ def test_an_engine_without_work_is_shown_too(fleet: Fleet) -> None:
 def test_without_a_worker_the_page_says_so(fleet: Fleet) -> None:
     fleet.is_alive = False
     assert "No worker is alive" in show().info[0].value
+
+
+def test_the_chosen_worker_stays_chosen_while_others_come_and_until_it_goes(fleet: Fleet) -> None:
+    fleet.ids = ["a" * 12, "b" * 12]
+    page = show()
+    page.selectbox[0].set_value("b" * 12)
+    page.run()
+    for ids, chosen in ((["0" * 12, *fleet.ids, "c" * 12], "b" * 12), (["a" * 12], "a" * 12)):
+        fleet.ids = ids
+        page.run()
+        unhurt(page)
+        assert page.selectbox[0].value == chosen

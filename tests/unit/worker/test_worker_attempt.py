@@ -79,13 +79,13 @@ def test_only_a_job_that_was_lost_without_progress_tells_of_its_first_new_token(
     for losses in (0, 1):
         attempt = attempt_of(tokenizer, SPEC, tuple(answer[:num_kept]), losses=losses)
         attempt.replay()
-        told = [attempt.clears_itself()]
+        told, numbers = [attempt.clears_itself()], [attempt.num_tokens]
         for token in answer[num_kept:]:
-            before = attempt.num_tokens
             feed(attempt, [token])
             told.append(attempt.clears_itself())
-            assert not told[-1] or attempt.num_tokens > before >= 0
-        assert sum(told) == losses and not told[0]
+            numbers.append(attempt.num_tokens)
+        first = next(index for index, number in enumerate(numbers) if number > num_kept)
+        assert told == [losses > 0 and index == first for index in range(len(told))]
 
 
 def feed(attempt: Attempt, tokens: Sequence[int], now: float = 0.0, choice: int = 0, **told: Any) -> bool:
