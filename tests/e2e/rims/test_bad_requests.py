@@ -58,7 +58,7 @@ def test_both_rims_refuse_it_with_the_same_code_and_make_no_job(rims: Rims, tiny
     with rims.client() as client:
         newest = client.jobs.list(limit=1)
         grpc = refused(lambda: client.generate(**{"model": DEMO, **asked}))
-        assert (grpc.status, grpc.code, grpc.param) == (status, code, param)
+        assert (grpc.status, grpc.code, grpc.param) == (status, code, param), grpc
         submitted = refused(lambda: client.submit(**{"model": DEMO, **asked}))
         assert submitted == grpc
         whole, stream = refused_http(_post(rims, asked)), refused_http(_post(rims, asked, stream=True))
@@ -75,7 +75,7 @@ def test_both_rims_refuse_it_with_the_same_code_and_make_no_job(rims: Rims, tiny
 def test_numbers_that_are_none_are_refused(rims: Rims, field: str, value: float) -> None:
     with rims.client() as client:
         grpc = refused(lambda: client.generate("Hello", max_tokens=2, **{field: value}))
-    assert (grpc.status, grpc.code, grpc.param) == ("INVALID_ARGUMENT", "INVALID_ARGUMENT", field)
+    assert (grpc.status, grpc.code, grpc.param) == ("INVALID_ARGUMENT", "INVALID_ARGUMENT", field), grpc
     # JSON has no such numbers; what is too large for one is another matter.
     http = refused_http(rims.post("/v1/completions", {**HELLO, field: value}))
     assert (http.status, http.code) == (400, "malformed_json")
@@ -128,7 +128,7 @@ def test_ten_megabytes_are_refused_and_a_stream_beside_them_goes_on(rims: Rims) 
     with rims.client() as client, Bystander(rims) as bystander:
         for _ in range(3):
             grpc = refused(lambda: client.generate(huge, model=DEMO))
-            assert (grpc.status, grpc.code, grpc.param) == ("INVALID_ARGUMENT", "PROMPT_TOO_LARGE", "prompt")
+            assert (grpc.status, grpc.code, grpc.param) == ("INVALID_ARGUMENT", "PROMPT_TOO_LARGE", "prompt"), grpc
             bystander.more(2)
             chat = refused(lambda: client.submit(messages=[{"role": "user", "content": huge}], model=DEMO))
             assert (chat.code, chat.param) == ("PROMPT_TOO_LARGE", "messages")

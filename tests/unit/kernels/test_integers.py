@@ -1,4 +1,4 @@
-"""Products in groups of 32: equal to the gguf package's own numbers in float64, and the same bits in any company."""
+"""Products in groups: equal to the gguf package's own numbers in float64, and the same bits in any company."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stored_blocks import stored
 from octavo_worker.kernels import grouped_matmul, integer
 from octavo_worker.kernels.embedding import TOKENS, embedding_stage
 from octavo_worker.kernels.grouped_matmul import matmul_stage
-from octavo_worker.kernels.integer import FORMATS, GROUP
+from octavo_worker.kernels.integer import FORMATS, MIXED_32, MIXED_64
 from octavo_worker.kernels.program import Program
 from octavo_worker.kernels.quantize import gate_quantize_stage, norm_quantize_stage, quantize_stage
 from octavo_worker.models.packed import pack, quantize, unpack_blocks
@@ -23,9 +23,10 @@ SHAPES = [(1, 64, 16), (3, 32, 48), (9, 96, 5), (41, 192, 33), (70, 1536, 17)]
 
 
 def rows(num_rows, width, form):
-    num_scales = width // GROUP * form.num_scales
+    num_scales = width // form.group * form.num_scales
     return SimpleNamespace(
-        ints=np.zeros((num_rows, width), np.int8),
+        # The matrix unit reads blocks of 16.
+        ints=np.zeros((-(-num_rows // 16) * 16, width), np.int8)[:num_rows],
         scales=np.zeros((num_rows, num_scales), np.float32),
         sums=np.zeros((num_rows, num_scales), np.int32),
     )
@@ -87,24 +88,41 @@ def test_halves_of_groups_are_rounded_as_the_gguf_package_rounds_groups() -> Non
     assert np.array_equal(kept.sums, -128 * kept.ints.reshape(7, -1, 16).sum(axis=2, dtype=np.int32))
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+ALL = (*FORMATS, MIXED_32, MIXED_64)
+
+
+def some_matrix(form, num_outputs, num_inputs):
+    """A packed matrix in a format."""
+    if form.mixed:
+        weights = np.random.default_rng(5).standard_normal((num_outputs, num_inputs)).astype(np.float32)
+        return pack(quantize(weights, form=form))
+    return pack(unpack_blocks(form, stored(form, num_outputs, num_inputs)[0]))
+
+
+@pytest.mark.parametrize("form", ALL, ids=lambda form: form.name)
 def test_a_row_has_the_same_bits_in_any_company(form) -> None:
-    raw, _ = stored(form, 40, 96)
-    matrix = pack(unpack_blocks(form, raw))
-    x = np.random.default_rng(3).standard_normal((67, 96)).astype(np.float32)
+    width = 3 * form.group
+    matrix = some_matrix(form, 40, width)
+    x = np.random.default_rng(3).standard_normal((67, width)).astype(np.float32)
     alone = np.concatenate([product(form, matrix, x[i : i + 1])[0] for i in range(67)])
-    for num_rows in (2, 3, 7, 8, 13, 32, 33, 67):
+    for num_rows in (2, 3, 7, 8, 9, 13, 16, 17, 32, 33, 40, 43, 67):
         for threads in (1, 2):
             together, _ = product(form, matrix, x[:num_rows], threads=threads)
             assert np.array_equal(together.view(np.uint32), alone[:num_rows].view(np.uint32))
+            start = together + 1
+            added, _ = product(form, matrix, x[:num_rows], threads=threads, start=start)
+            assert np.array_equal(added, start + together)
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_without_vector_products_of_bytes_the_bits_are_the_same(form, monkeypatch) -> None:
-    raw, _ = stored(form, 16, 64)
-    matrix, x = pack(unpack_blocks(form, raw)), np.random.default_rng(4).standard_normal((11, 64)).astype(np.float32)
+@pytest.mark.parametrize("form", ALL, ids=lambda form: form.name)
+@pytest.mark.parametrize("num_rows", [11, 40])
+def test_without_vector_products_of_bytes_the_bits_are_the_same(form, num_rows, monkeypatch) -> None:
+    width = 3 * form.group
+    matrix = some_matrix(form, 16, width)
+    x = np.random.default_rng(4).standard_normal((num_rows, width)).astype(np.float32)
     native, _ = product(form, matrix, x)
     monkeypatch.setattr(integer, "has_vnni", lambda: False)
+    monkeypatch.setattr(grouped_matmul, "has_amx", lambda: False)
     # Not kept on disk, where the next process would find it.
     monkeypatch.setattr(grouped_matmul.team, "compiled", _compiled_anew)
     monkeypatch.setattr(grouped_matmul, "_kernel", grouped_matmul._kernel.__wrapped__)
@@ -162,33 +180,64 @@ def test_the_embedding_gives_the_stored_rows(form) -> None:
 
 
 # The matrix of Sylvester's construction by its closed form: signs are parities of the common bits of row and column.
-HADAMARD = np.array([[(-1) ** (i & j).bit_count() for j in range(GROUP)] for i in range(GROUP)]) / np.sqrt(GROUP)
+HADAMARD = {
+    size: np.array([[(-1) ** (i & j).bit_count() for j in range(size)] for i in range(size)]) / np.sqrt(size)
+    for size in (32, 64)
+}
 
 
-def _mixed(x):
-    return (x.reshape(len(x), -1, GROUP).astype(np.float64) @ HADAMARD).reshape(x.shape)
+def _mixed(x, size):
+    return (x.reshape(len(x), -1, size).astype(np.float64) @ HADAMARD[size]).reshape(x.shape)
 
 
-def test_floats_become_the_nearest_steps_of_their_mixed_groups() -> None:
-    weights = np.random.default_rng(6).standard_normal((21, 128)).astype(np.float32)
-    weights[3, 32:64] = 0
-    groups = quantize(weights)
-    step = np.repeat(groups.deltas_OG.astype(np.float32), GROUP, axis=1)
-    assert groups.form == integer.MIXED_Q8_0
+@pytest.mark.parametrize(("inputs", "form"), [(128, MIXED_64), (96, MIXED_32)], ids=["64", "32"])
+def test_floats_become_the_nearest_steps_of_their_mixed_groups(inputs, form) -> None:
+    weights = np.random.default_rng(6).standard_normal((21, inputs)).astype(np.float32)
+    weights[3, form.group : 2 * form.group] = 0
+    groups = quantize(weights, form=form)
+    step = np.repeat(groups.deltas_OG.astype(np.float32), form.group, axis=1)
+    assert groups.form == form
     stands_for = (groups.ints_OI.astype(np.float64) - 128) * step
-    assert np.all(np.abs(stands_for - _mixed(weights)) <= 0.502 * step)
-    assert np.allclose(groups.values(), _mixed(stands_for), atol=1e-6)
+    assert np.all(np.abs(stands_for - _mixed(weights, form.group)) <= 0.502 * step)
+    assert np.allclose(groups.values(), _mixed(stands_for, form.group), atol=1e-6)
+
+
+@pytest.mark.parametrize("form", [integer.Q4_0, integer.Q4_1], ids=lambda form: form.name)
+def test_stored_four_bits_stay_what_they_are_in_mixed_groups_of_32(form) -> None:
+    """A group is m + d q: mixed, all but its first value are integers times d / sqrt(32)."""
+    kind = GGMLQuantizationType[form.name.upper()]
+    weights = np.random.default_rng(14).standard_normal((64, 96)).astype(np.float32)
+    raw = gguf_quantize(weights * np.logspace(-2, 1, 64, dtype=np.float32)[:, None], kind)
+    values, grid = dequantize(raw, kind), unpack_blocks(form, raw.reshape(64, 3, -1)).grid_OG
+    assert grid is not None
+    # Two groups whose largest sum is beyond a byte: one step is not enough for them.
+    values[60, :32] = np.where(HADAMARD[32][5] > 0, 15, 0)
+    values[61, 32:64] = -values[60, :32]
+    grid[60, 0] = grid[61, 1] = 1.0
+    groups, without = quantize(values, grid_OG=grid), quantize(values)
+    mixed = _mixed(values, 32).reshape(64, 3, 32)
+    steps_OG = groups.deltas_OG.astype(np.float64)
+    wrong = np.abs((groups.ints_OI.reshape(64, 3, 32).astype(np.float64) - 128) * steps_OG[..., None] - mixed)
+    fits = np.abs(mixed).max(axis=2) < 127 * grid / np.sqrt(32)
+    assert fits[:60].mean() > 0.95 and not fits[60, 0] and not fits[61, 1]
+    # What is left of the others is the step's own rounding to float16.
+    assert np.all(wrong[..., 1:][fits] <= 2**-10 * np.abs(mixed[..., 1:][fits]) + 1e-6 * steps_OG[fits][:, None])
+    assert np.all(wrong <= 0.51 * steps_OG[..., None])
+    assert np.array_equal(groups.deltas_OG[~fits], without.deltas_OG[~fits])
+    lost, lost_without = (np.square((g.values() - values)[:60] / grid[:60, :1]).mean() for g in (groups, without))
+    assert lost < 0.2 * lost_without
 
 
 @pytest.mark.parametrize(("num_rows", "inputs", "outputs"), SHAPES)
 def test_a_mixed_product_is_that_of_the_mixed_rows_and_weights(num_rows, inputs, outputs) -> None:
     random = np.random.default_rng(11)
     weights, x = (random.standard_normal((n, inputs)).astype(np.float32) for n in (outputs, num_rows))
-    groups = quantize(weights)
+    groups = quantize(weights, form=MIXED_32 if inputs % 64 else MIXED_64)
     found, kept = product(groups.form, pack(groups), x)
     rounded = kept.ints * steps(kept).astype(np.float64)
-    assert np.all(np.abs(rounded - _mixed(x)) <= 0.501 * steps(kept))
-    matrix = (groups.ints_OI.astype(np.float64) - 128) * np.repeat(groups.deltas_OG.astype(np.float64), GROUP, axis=1)
+    assert np.all(np.abs(rounded - _mixed(x, groups.form.group)) <= 0.501 * steps(kept))
+    deltas = np.repeat(groups.deltas_OG.astype(np.float64), groups.form.group, axis=1)
+    matrix = (groups.ints_OI.astype(np.float64) - 128) * deltas
     expected, size = rounded @ matrix.T, np.abs(rounded) @ np.abs(matrix.T)
     assert np.all(np.abs(found - expected) <= 2e-6 * size + 1e-30)
     # x w = (x H) (w H): what is left is rounding.

@@ -8,7 +8,7 @@ import sys
 
 from octavo_worker.kernels import embedding, logits, positions, program, quantize, ranks, round_rows, rows, team, vector
 from octavo_worker.kernels.amx import has_amx
-from octavo_worker.kernels.integer import FORMATS
+from octavo_worker.kernels.integer import FORMATS, MIXED_64
 
 
 def digests():
@@ -43,7 +43,7 @@ ASKED_FOR = [
     *(("attention", ways) for ways in {has_amx(), False}),
     "attention_16",
     *(("matmul_16", form) for form in ("bfloat16", FORMATS[0].name)),
-    *((kernel, form.name) for kernel in ("embedding", "matmul") for form in FORMATS),
+    *((kernel, form.name) for kernel in ("embedding", "matmul") for form in (*FORMATS, MIXED_64)),
 ]
 MAKE_ALL = """
 import octavo_worker.kernels.quantize, octavo_worker.kernels.positions, octavo_worker.kernels.round_rows
@@ -55,11 +55,12 @@ from octavo_worker.kernels.embedding import _kernel as embedding
 from octavo_worker.kernels.float_matmul import _kernel as matmul_16
 from octavo_worker.kernels.bfloat16 import BFLOAT16
 from octavo_worker.kernels.grouped_matmul import _kernel as matmul
-from octavo_worker.kernels.integer import FORMATS
+from octavo_worker.kernels.integer import FORMATS, MIXED_64
 attention(has_amx()), attention(False), attention_16(has_amx_bf16())
 matmul_16(BFLOAT16, has_amx_bf16()), matmul_16(FORMATS[0], has_amx_bf16())
 for form in FORMATS:
-    embedding(form), matmul(form)
+    embedding(form), matmul(form, False)
+embedding(MIXED_64), matmul(MIXED_64, has_amx())
 """
 
 

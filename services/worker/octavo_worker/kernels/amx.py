@@ -1,8 +1,7 @@
 """Products of bytes by the processor's matrix unit (Intel AMX), for attention of 16 queries at once.
 
 One instruction multiplies 16 rows of 64 bytes with 64 x 16 others and adds the products up in int32: exactly, as the
-vector instructions in `page_products` do. Products in groups of 32 with a scale each gain nothing from it: to take the
-sums out of the unit after each group costs as much as it saves.
+vector instructions in `page_products` do. `amx_groups` has the products of rows with weights.
 
 The unit's registers belong to a thread and are nobody's over a call. An operating system gives them to a process that
 asks for them once.

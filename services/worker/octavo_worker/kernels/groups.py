@@ -1,9 +1,9 @@
-"""Groups of 32 floats to bytes with one scale each, as they are or multiplied by a Hadamard matrix first.
+"""Groups of 32 or 64 floats to bytes with one scale each, as they are or multiplied by a Hadamard matrix first.
 
 Rounding errors of a group are as large as its largest value makes them. Multiplied by the orthogonal Hadamard matrix H
-of 32 a group's values become about equally large, and x w = (x H) (w H) for every group of a product, so that weights
-that are mixed once want activations that are mixed alike (QuaRot, arXiv 2404.00456, which mixes whole rows). On the
-demo model it makes the loss by int8 activations five times smaller.
+of its size a group's values become about equally large, and x w = (x H) (w H) for every group of a product, so that
+weights that are mixed once want activations that are mixed alike (QuaRot, arXiv 2404.00456, which mixes whole rows). In
+groups of 32 it makes the demo model's loss by int8 activations five times smaller.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from octavo_worker.kernels.integer import GROUP, call, constant, fma, load, splat, store
+from octavo_worker.kernels.integer import call, constant, fma, load, splat, store
 from octavo_worker.kernels.vector import LANES, intrinsic
 
 _F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _INTS = ir.VectorType(_I32, LANES)
 _FLOATS = ir.VectorType(_F32, LANES)
 _BYTES = ir.VectorType(_I8, LANES)
-_NORM = float(np.float32(GROUP**-0.5))
 
 
 def peak(builder: Any, vectors: list[Any]) -> Any:
@@ -48,16 +47,26 @@ def rounded(builder: Any, part: Any, inverse: Any) -> Any:
     return builder.fptosi(whole, _INTS)
 
 
-def mixed(builder: Any, left: Any, right: Any) -> tuple[Any, Any]:
-    """32 floats times H, Sylvester's: sums and differences of pairs 16, 8, 4, 2 and 1 apart, then times 32**-0.5."""
-    halves = [builder.fadd(left, right), builder.fsub(left, right)]
-    for distance in (8, 4, 2, 1):
-        order = ir.Constant(_INTS, [lane ^ distance for lane in range(LANES)])
+def mixed(builder: Any, parts: list[Any]) -> list[Any]:
+    """A group in vectors of 16 floats times H, Sylvester's, and one over the root of its size.
+
+    Sums and differences of what is half a group apart, then a quarter, and so on down to neighbours.
+    """
+    count = len(parts)
+    distance = count // 2
+    while distance:
+        parts = [
+            builder.fsub(parts[i - distance], parts[i]) if i & distance else builder.fadd(parts[i], parts[i + distance])
+            for i in range(count)
+        ]
+        distance //= 2
+    for lanes in (8, 4, 2, 1):
+        order = ir.Constant(_INTS, [lane ^ lanes for lane in range(LANES)])
         # Exact, so that one rounding is left: other + x in the first of a pair, other - x in the second.
-        signs = ir.Constant(_FLOATS, [-1.0 if lane & distance else 1.0 for lane in range(LANES)])
-        halves = [fma(builder, half, signs, builder.shuffle_vector(half, half, order)) for half in halves]
-    left, right = (builder.fmul(half, constant(_FLOATS, _NORM)) for half in halves)
-    return left, right
+        signs = ir.Constant(_FLOATS, [-1.0 if lane & lanes else 1.0 for lane in range(LANES)])
+        parts = [fma(builder, part, signs, builder.shuffle_vector(part, part, order)) for part in parts]
+    norm = constant(_FLOATS, float(np.float32((LANES * count) ** -0.5)))
+    return [builder.fmul(part, norm) for part in parts]
 
 
 def _put_rounded(builder: Any, parts: list[Any], ints: Any, scale_at: Any) -> tuple[Any, Any]:
@@ -75,29 +84,33 @@ def _put_rounded(builder: Any, parts: list[Any], ints: Any, scale_at: Any) -> tu
     return scale, call(builder, f"llvm.vector.reduce.add.v{LANES}i32", _I32, [counted])
 
 
-@intrinsic
-def quantize_mixed_group(typingctx: Any, values: Any, ints: Any, scale: Any, total: Any, zero: Any) -> Any:
-    """Quantise 32 float32 times H to int8 with one scale.
+def make_quantize_mixed(group: int) -> Any:
+    """An intrinsic that quantises a group of float32 times H to int8 with one scale.
 
-    All int64: addresses of the values, of 32 int8, of the scale (float32) and of the sum that the group's dot product
-    starts from, int32 -zero * (sum of p); and the zero point of the weights to come.
+    `(values, ints, scale, total, zero)`, all int64: addresses of the values, of as many int8, of the scale (float32)
+    and of the sum that the group's dot product starts from, int32 -zero * (sum of p); and the zero point of the
+    weights to come.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, ints, scale, total = (builder.inttoptr(args[i], _I8.as_pointer()) for i in range(4))
-        parts = mixed(builder, *(load(builder, values, 4 * LANES * i, _FLOATS) for i in range(2)))
-        _, counted = _put_rounded(builder, list(parts), ints, scale)
-        store(builder, builder.mul(builder.neg(builder.trunc(args[4], _I32)), counted), total, 0)
-        return context.get_dummy_value()
+    @intrinsic
+    def quantize_mixed(typingctx: Any, values: Any, ints: Any, scale: Any, total: Any, zero: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            values, ints, scale, total = (builder.inttoptr(args[i], _I8.as_pointer()) for i in range(4))
+            parts = mixed(builder, [load(builder, values, 4 * LANES * i, _FLOATS) for i in range(group // LANES)])
+            _, counted = _put_rounded(builder, parts, ints, scale)
+            store(builder, builder.mul(builder.neg(builder.trunc(args[4], _I32)), counted), total, 0)
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), codegen
+        return types.void(*[types.int64] * 5), codegen
+
+    return quantize_mixed
 
 
 @intrinsic
 def quantize_halves(typingctx: Any, values: Any, ints: Any, scales: Any, totals: Any, zero: Any) -> Any:
     """Quantise 32 float32 to int8 with a scale for each 16, which is what activations that cannot be mixed need.
 
-    All int64, as of `quantize_mixed_group`, with two scales and two sums. With zero 0 (weights with minima) the sums
+    All int64, as of `make_quantize_mixed`, with two scales and two sums. With zero 0 (weights with minima) the sums
     are floats instead: the first is s * (sum of p) of both halves together.
     """
 
@@ -119,15 +132,18 @@ def quantize_halves(typingctx: Any, values: Any, ints: Any, scales: Any, totals:
     return types.void(*[types.int64] * 5), codegen
 
 
-@intrinsic
-def mix_group(typingctx: Any, values: Any) -> Any:
-    """Multiply 32 float32 at an address by H, in place; twice gives them back."""
+def make_mix(group: int) -> Any:
+    """An intrinsic that multiplies a group of float32 at an address by H, in place; twice gives them back."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        base = builder.inttoptr(args[0], _I8.as_pointer())
-        parts = mixed(builder, *(load(builder, base, 4 * LANES * i, _FLOATS) for i in range(2)))
-        for i, part in enumerate(parts):
-            store(builder, part, base, 4 * LANES * i)
-        return context.get_dummy_value()
+    @intrinsic
+    def mix(typingctx: Any, values: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            base = builder.inttoptr(args[0], _I8.as_pointer())
+            parts = mixed(builder, [load(builder, base, 4 * LANES * i, _FLOATS) for i in range(group // LANES)])
+            for i, part in enumerate(parts):
+                store(builder, part, base, 4 * LANES * i)
+            return context.get_dummy_value()
 
-    return types.void(types.int64), codegen
+        return types.void(types.int64), codegen
+
+    return mix

@@ -1,7 +1,8 @@
-"""Pieces of integer arithmetic for numba kernels: dot products of bytes in groups of 32 with a scale each.
+"""Pieces of integer arithmetic for numba kernels: dot products of bytes in groups with a scale each.
 
 The scheme is llama.cpp's: a group of 32 weights shares a scale (and, in Q4_1, a minimum), and so does a group of 32
-activations, or each half of it (see `groups`). With weights w = d q + m and activations x = s p,
+activations, or each half of it (see `groups`; groups may have 64, too). With weights w = d q + m and activations
+x = s p,
 
     sum over the group of w x  =  d s (sum of q p)  +  m s (sum of p).
 
@@ -44,6 +45,8 @@ class Format:
     has_minima: bool
     # Each group of a row is multiplied by a Hadamard matrix, and so must be the activations: see `groups`.
     mixed: bool = False
+    # Inputs that share a scale.
+    group: int = GROUP
 
     @property
     def num_scales(self) -> int:
@@ -58,11 +61,11 @@ class Format:
     @property
     def group_bytes(self) -> int:
         """Bytes of 16 outputs' groups."""
-        return 8 * self.bits * LANES // 2 + 2 * LANES * (2 if self.has_minima else 1)
+        return self.group * self.bits * LANES // 8 + 2 * LANES * (2 if self.has_minima else 1)
 
     def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
         """Bytes of a matrix; both sizes are padded, to tiles and groups."""
-        return -(-num_outputs // LANES) * -(-num_inputs // GROUP) * self.group_bytes
+        return -(-num_outputs // LANES) * -(-num_inputs // self.group) * self.group_bytes
 
 
 # As GGUF's Q8_0, Q4_0 and Q4_1.
@@ -70,9 +73,11 @@ Q8_0 = Format(name="q8_0", bits=8, zero=128, has_minima=False)
 Q4_0 = Format(name="q4_0", bits=4, zero=8, has_minima=False)
 Q4_1 = Format(name="q4_1", bits=4, zero=0, has_minima=True)
 FORMATS = (Q8_0, Q4_0, Q4_1)
-# What floats become: mixed, so that one large value does not make the steps of its group coarse.
-MIXED_Q8_0 = replace(Q8_0, name="mixed_q8_0", mixed=True)
-_ALL = (*FORMATS, MIXED_Q8_0)
+# What floats become: mixed, so that one large value does not make the steps of its group coarse. Groups of 64 are what
+# a matrix unit multiplies at once; they want widths that are multiples of 64.
+MIXED_32 = replace(Q8_0, name="mixed_32", mixed=True)
+MIXED_64 = replace(MIXED_32, name="mixed_64", group=64)
+_ALL = (*FORMATS, MIXED_32, MIXED_64)
 
 
 def has_vnni() -> bool:
@@ -169,9 +174,9 @@ class Loop:
 
 
 def group_vectors(builder: Any, base: Any, form: Format) -> list[Any]:
-    """The eight vectors of a group, four unsigned bytes a lane."""
+    """The vectors of a group, four unsigned bytes a lane."""
     if form.bits == 8:
-        return [load(builder, base, 64 * j, _INTS) for j in range(8)]
+        return [load(builder, base, 64 * j, _INTS) for j in range(form.group // 4)]
     packed = [load(builder, base, 64 * j, _INTS) for j in range(4)]
     low = constant(_INTS, 0x0F0F0F0F)
     return [builder.and_(word, low) for word in packed] + [
@@ -217,7 +222,7 @@ def make_dot_rows(num_rows: int) -> Any:
     `(form, weights, ints, scales, sums, num_inputs, out, out_stride, adds)`: the format's `place`, a constant
     when the kernel is compiled; the rest int64: addresses, numbers of elements, and whether `out` (float32 [rows, 16],
     rows `out_stride` apart) is added to or written. Rows of `ints` (int8) are num_inputs apart, those of `scales` and
-    `sums` num_inputs / 32 times the format's number of scales: see `groups`.
+    `sums` num_inputs / 32 (or 64) times the format's number of scales: see `groups`.
     """
 
     @intrinsic
@@ -242,7 +247,7 @@ def make_dot_rows(num_rows: int) -> Any:
             pointer, args = _I8.as_pointer(), args[1:]
             weights, ints, scales, sums, out = (builder.inttoptr(args[i], pointer) for i in (0, 1, 2, 3, 5))
             num_inputs, stride, adds = args[4], args[6], args[7]
-            num_groups = builder.udiv(num_inputs, int64(GROUP))
+            num_groups = builder.udiv(num_inputs, int64(form.group))
             row_bytes = builder.mul(num_groups, int64(4 * form.num_scales))
 
             def starts(base: Any, step: Any) -> list[Any]:
@@ -252,7 +257,7 @@ def make_dot_rows(num_rows: int) -> Any:
             loop = Loop(builder, num_groups, [constant(_FLOATS, 0.0)] * num_rows)
             base = builder.gep(weights, [builder.mul(loop.index, int64(form.group_bytes))])
             vectors, lanes = group_vectors(builder, base, form), group_scales(builder, base, form)
-            in_row = builder.mul(loop.index, int64(GROUP))
+            in_row = builder.mul(loop.index, int64(form.group))
             in_group = builder.mul(loop.index, int64(4 * form.num_scales))
             words = [builder.gep(row, [in_row]) for row in rows]
 
@@ -266,7 +271,7 @@ def make_dot_rows(num_rows: int) -> Any:
             # With minima the first is all of the group's.
             offsets = of_group(row_sums, _F32 if form.has_minima else _I32)
             totals = [[constant(_INTS, 0)] * form.num_scales if form.has_minima else list(row) for row in offsets]
-            # Row after row for each vector: a row's eight products wait for each other, those of the rows do not.
+            # Row after row for each vector: a row's products wait for each other, those of the rows do not.
             for j, vector in enumerate(vectors):
                 part = j * form.num_scales // len(vectors)
                 for row, word in enumerate(words):

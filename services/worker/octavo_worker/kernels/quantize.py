@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from octavo_worker.kernels import team
-from octavo_worker.kernels.groups import quantize_halves, quantize_mixed_group
+from octavo_worker.kernels.groups import make_quantize_mixed, quantize_halves
 from octavo_worker.kernels.integer import GROUP, Format, gate_group
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, ROWS, Stage
 from octavo_worker.kernels.rows import sum_of_squares
@@ -17,17 +17,21 @@ from octavo_worker.kernels.vector import as_pointer, carray, fetch_add, njit
 X, X_STRIDE, WIDTH, INTS, SCALES, SUMS, ZERO, MIXES, WEIGHT, EPS, SCRATCH, OUT = range(FIRST_OWN, FIRST_OWN + 12)
 _NUM_ARGUMENTS = FIRST_OWN + 12
 ROWS_PER_TASK = 4
+_quantize_mixed_32, _quantize_mixed_64 = make_quantize_mixed(32), make_quantize_mixed(64)
 
 
 @njit(nogil=True, error_model="numpy")
 def _quantize_row(a, values, row):  # noqa: ANN001, ANN202 - compiled
     """A row of floats at an address into the row's groups."""
-    groups = a[WIDTH] // GROUP
+    size = a[MIXES] if a[MIXES] else GROUP
+    groups = a[WIDTH] // size
     for group in range(groups):
-        at, group_at = row * groups + group, values + 4 * GROUP * group
-        ints = a[INTS] + GROUP * at
-        if a[MIXES]:
-            quantize_mixed_group(group_at, ints, a[SCALES] + 4 * at, a[SUMS] + 4 * at, a[ZERO])
+        at, group_at = row * groups + group, values + 4 * size * group
+        ints = a[INTS] + size * at
+        if a[MIXES] == 64:
+            _quantize_mixed_64(group_at, ints, a[SCALES] + 4 * at, a[SUMS] + 4 * at, a[ZERO])
+        elif a[MIXES]:
+            _quantize_mixed_32(group_at, ints, a[SCALES] + 4 * at, a[SUMS] + 4 * at, a[ZERO])
         else:
             quantize_halves(group_at, ints, a[SCALES] + 8 * at, a[SUMS] + 8 * at, a[ZERO])
 
@@ -108,9 +112,14 @@ def _gate_quantize(raw) -> None:  # noqa: ANN001 - compiled
             _quantize_row(a, scratch, row)
 
 
+def _mixes(form: Format) -> int:
+    """How many floats are mixed; 0 is none."""
+    return form.group if form.mixed else 0
+
+
 def quantize_stage(*, x: int, stride: int, width: int, ints: int, scales: int, sums: int, form: Format) -> Stage:
     """Rows of x (float32, `stride` apart) in groups; `form` is that of the weights they will meet."""
-    return Stage(_quantize, (x, stride, width, ints, scales, sums, form.zero, int(form.mixed)))
+    return Stage(_quantize, (x, stride, width, ints, scales, sums, form.zero, _mixes(form)))
 
 
 def norm_quantize_stage(
@@ -129,7 +138,7 @@ def norm_quantize_stage(
     """Root mean square norm, then groups. `scratch` has a row of floats for each thread."""
     return Stage(
         _norm_quantize,
-        (x, stride, width, ints, scales, sums, form.zero, int(form.mixed), weight, round(eps * 2**62), scratch),
+        (x, stride, width, ints, scales, sums, form.zero, _mixes(form), weight, round(eps * 2**62), scratch),
     )
 
 
@@ -140,4 +149,4 @@ def norm_stage(*, x: int, stride: int, width: int, weight: int, eps: float, out:
 
 def gate_quantize_stage(*, x: int, width: int, ints: int, scales: int, sums: int, form: Format, scratch: int) -> Stage:
     """silu(gate) * up for rows that hold the gate, then up (2 * width floats); then groups."""
-    return Stage(_gate_quantize, (x, 2 * width, width, ints, scales, sums, form.zero, int(form.mixed), 0, 0, scratch))
+    return Stage(_gate_quantize, (x, 2 * width, width, ints, scales, sums, form.zero, _mixes(form), 0, 0, scratch))

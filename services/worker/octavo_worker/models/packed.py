@@ -1,7 +1,7 @@
-"""Weights in the order that integer products want: groups of 32 with float16 scales, tiles of 16 outputs.
+"""Weights in the order that integer products want: groups of 32 or 64 with float16 scales, tiles of 16 outputs.
 
-O outputs, I inputs, G groups of 32 inputs. Reads what GGUF stores (Q8_0, Q4_0, Q4_1) without changing a number, and
-quantises anything else to mixed Q8_0. Knows no model.
+O outputs, I inputs, G groups of inputs. Reads what GGUF stores (Q8_0, Q4_0, Q4_1) without changing a number, and
+quantises anything else to mixed groups of bytes. Knows no model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_worker.kernels.integer import GROUP, MIXED_Q8_0, Q4_0, Q4_1, Q8_0, Format
+from octavo_worker.kernels.integer import GROUP, MIXED_32, Q4_0, Q4_1, Q8_0, Format
 from octavo_worker.kernels.vector import LANES
 from octavo_worker.models.base import Floats
 
@@ -33,6 +33,11 @@ class Groups:
     deltas_OG: Halves
     # Only where the format has minima.
     minima_OG: Halves | None = None
+
+    @property
+    def grid_OG(self) -> Floats | None:
+        """What the values of a group are multiples of, but for a constant; None where that is too fine to be of use."""
+        return np.abs(self.deltas_OG.astype(np.float32)) if self.form.bits == 4 else None
 
     def take(self, rows: NDArray[np.int64]) -> Groups:
         """Some rows, in another order."""
@@ -60,7 +65,8 @@ class Groups:
 
     def values(self) -> Floats:
         """What the integers stand for, in float32 [O, I]."""
-        ints = self.ints_OI.reshape(*self.deltas_OG.shape, GROUP).astype(np.float32) - np.float32(self.form.zero)
+        zero = np.float32(self.form.zero)
+        ints = self.ints_OI.reshape(*self.deltas_OG.shape, self.form.group).astype(np.float32) - zero
         ints *= self.deltas_OG[..., None].astype(np.float32)
         if self.minima_OG is not None:
             ints += self.minima_OG[..., None].astype(np.float32)
@@ -103,39 +109,50 @@ def _mix(groups_OGI: Floats) -> Floats:
 
     Sums and differences in the order of `kernels.groups.mixed`: a product by BLAS would round as the machine does.
     """
-    whole = groups_OGI
-    for distance in (16, 8, 4, 2, 1):
+    whole, size = groups_OGI, groups_OGI.shape[-1]
+    distance = size // 2
+    while distance:
         pairs = whole.reshape(-1, 2, distance)
         whole = np.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), axis=1)
-    return whole.reshape(groups_OGI.shape) * np.float32(GROUP**-0.5)
+        distance //= 2
+    return whole.reshape(groups_OGI.shape) * np.float32(size**-0.5)
 
 
-def quantize(weight_OI: Floats) -> Groups:
-    """Mixed, then symmetric int8 with d = max |w| / 127 a group, rounded to float16 before the integers are chosen."""
+def quantize(weight_OI: Floats, *, form: Format = MIXED_32, grid_OG: Floats | None = None) -> Groups:
+    """Mixed, then symmetric int8 with d = max |w| / 127 a group, rounded to float16 before the integers are chosen.
+
+    ``grid_OG``, of use to groups of 32, tells that the values of each are m + d q with integers q, and what d is: mixed
+    they are integers times d / sqrt(32), all but the first, which has m. With that step, in groups where the largest
+    fits into a byte, only the first is rounded.
+    """
     num_outputs, num_inputs = weight_OI.shape
-    groups = _mix(weight_OI.reshape(num_outputs, num_inputs // GROUP, GROUP))
-    deltas = (np.abs(groups).max(axis=2) / np.float32(127)).astype(np.float16)
+    groups = _mix(weight_OI.reshape(num_outputs, num_inputs // form.group, form.group))
+    largest = np.abs(groups).max(axis=2)
+    deltas = (largest / np.float32(127)).astype(np.float16)
+    if grid_OG is not None and form.group == GROUP:
+        own = (grid_OG * np.float32(form.group**-0.5)).astype(np.float16)
+        deltas = np.where(own.astype(np.float32) * np.float32(127.5) > largest, own, deltas)
     safe = np.where(deltas == 0, np.float32(1), deltas.astype(np.float32))
     ints = np.rint(groups / safe[:, :, None]).clip(-127, 127) + 128
-    return Groups(form=MIXED_Q8_0, ints_OI=ints.astype(np.uint8).reshape(weight_OI.shape), deltas_OG=deltas)
+    return Groups(form=form, ints_OI=ints.astype(np.uint8).reshape(weight_OI.shape), deltas_OG=deltas)
 
 
 def pack(groups: Groups, out: Bytes | None = None) -> Matrix:
-    """Lay a matrix out for the kernel, into ``out`` where it is given. Inputs must be a multiple of 32."""
+    """Lay a matrix out for the kernel, into ``out`` where it is given. Inputs must be a multiple of the group."""
     form = groups.form
     num_outputs, num_inputs = groups.ints_OI.shape
-    num_groups = num_inputs // GROUP
-    assert num_inputs % GROUP == 0, "the caller has checked it"
+    num_groups, num_vectors = num_inputs // form.group, form.group // 4
+    assert num_inputs % form.group == 0, "the caller has checked it"
     data = np.zeros(form.num_bytes(num_outputs, num_inputs), np.uint8) if out is None else out
     tiles = data.reshape(-1, num_groups, form.group_bytes)
     for first in range(0, len(tiles), _TILES_AT_ONCE):
         rows = slice(first * LANES, (first + _TILES_AT_ONCE) * LANES)
         part = tiles[first : first + _TILES_AT_ONCE]
         # [tile, output, group, vector, 4 bytes] -> [tile, group, vector, output, 4 bytes]
-        ints = padded(groups.ints_OI[rows]).reshape(-1, LANES, num_groups, 8, 4).transpose(0, 2, 3, 1, 4)
+        ints = padded(groups.ints_OI[rows]).reshape(-1, LANES, num_groups, num_vectors, 4).transpose(0, 2, 3, 1, 4)
         if form.bits == 4:
             ints = ints[:, :, :4] | (ints[:, :, 4:] << 4)
-        num_bytes = form.bits * 8 * LANES // 2
+        num_bytes = form.group * form.bits * LANES // 8
         part[:, :, :num_bytes] = ints.reshape(len(part), num_groups, num_bytes)
         scales = [groups.deltas_OG] if groups.minima_OG is None else [groups.deltas_OG, groups.minima_OG]
         for place, halves in enumerate(scales):

@@ -2,22 +2,21 @@
 
 What a file stores in GGUF's blocks may stay as it is; everything else becomes one form. `w4a8` and `w4a16` take Q4_0,
 Q4_1 and Q8_0 as stored, `w8a8` and `bfloat16` nothing: of Q8_0, `w8a8` would lose more by activations that cannot be
-mixed than it does by rounding anew. The rest becomes mixed Q8_0 where products are of integers, bfloat16 where they are
-of floats, and so do q, k and v (or gate and up), which are one product, where they are stored in
-different types. Norms and biases stay float32.
+mixed than it does by rounding anew. The rest becomes mixed bytes where products are of integers (in groups of 32 for q,
+k, v, embedding and head, else of 64), bfloat16 where they are of floats, and so do q, k and v (or gate and up), which
+are one product, where they are stored in different types. Norms and biases stay float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo_worker.kernels.bfloat16 import BFLOAT16
-from octavo_worker.kernels.integer import FORMATS, GROUP, MIXED_Q8_0, Format
+from octavo_worker.kernels.integer import FORMATS, GROUP, MIXED_32, MIXED_64, Format
 from octavo_worker.kernels.vector import LANES
 from octavo_worker.models.base import Floats, InvalidModel, ModelConfig
 from octavo_worker.models.checkpoint import Checkpoint, read_rows, require
@@ -33,16 +32,22 @@ class Keeping:
 
     # What blocks stay as they are stored.
     as_stored: frozenset[Format]
-    # What everything else becomes, and how.
-    other: Format
-    convert: Callable[[Floats], Groups | Shorts]
+    # Whether everything else becomes mixed bytes, else bfloat16.
+    in_bytes: bool
+
+    def convert(self, values_OI: Floats, *, wide: bool, grid_OG: Floats | None = None) -> Groups | Shorts:
+        """A matrix in the form of what is not kept as stored; ``wide`` lets groups be of 64 where the width does."""
+        if not self.in_bytes:
+            return round_to_shorts(values_OI)
+        form = MIXED_64 if wide and values_OI.shape[1] % MIXED_64.group == 0 else MIXED_32
+        return quantize(values_OI, form=form, grid_OG=grid_OG)
 
 
 _STORED = frozenset(FORMATS)
-KEEP_W8A8 = Keeping(as_stored=frozenset(), other=MIXED_Q8_0, convert=quantize)
-KEEP_W4A8 = Keeping(as_stored=_STORED, other=MIXED_Q8_0, convert=quantize)
-KEEP_W4A16 = Keeping(as_stored=_STORED, other=BFLOAT16, convert=round_to_shorts)
-KEEP_BFLOAT16 = Keeping(as_stored=frozenset(), other=BFLOAT16, convert=round_to_shorts)
+KEEP_W8A8 = Keeping(as_stored=frozenset(), in_bytes=True)
+KEEP_W4A8 = Keeping(as_stored=_STORED, in_bytes=True)
+KEEP_W4A16 = Keeping(as_stored=_STORED, in_bytes=False)
+KEEP_BFLOAT16 = Keeping(as_stored=frozenset(), in_bytes=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +130,9 @@ def refine(weights: PackedWeights, checkpoint: Checkpoint, layers: Sequence[int]
         if not finer[index].down.matrix.form.mixed:
             continue
         name = f"model.layers.{index}.mlp.down_proj.weight"
-        values = read_rows(checkpoint, [name], checkpoint.shapes[name]).numpy()
-        rest = quantize(values - quantize(values).values()).packed()
-        finer[index] = replace(finer[index], down_rest=LinearWeights(matrix=rest))
+        form, (values, grid) = finer[index].down.matrix.form, _values(checkpoint, name, _stored(checkpoint, name))
+        rest = quantize(values - quantize(values, form=form, grid_OG=grid).values(), form=form)
+        finer[index] = replace(finer[index], down_rest=LinearWeights(matrix=rest.packed()))
     return replace(weights, layers=tuple(finer))
 
 
@@ -159,17 +164,23 @@ class _Reader:
         name = f"{name}.{kind}"
         return read_rows(self._checkpoint, [name], self._checkpoint.shapes[name]).numpy()
 
-    def matrix(self, names: list[str], *, is_qkv: bool = False) -> Matrix:
-        """Some matrices one below another."""
-        parts = [self._kept(f"{name}.weight") for name in names]
+    def matrix(self, names: list[str], *, is_qkv: bool = False, wide: bool = False) -> Matrix:
+        """Some matrices one below another; ``wide`` as of `Keeping.convert`."""
+        keeping = self._keeping
+        parts = [self._kept(f"{name}.weight", wide) for name in names]
         if any(part.form != parts[0].form for part in parts):
-            keeping = self._keeping
-            parts = [part if part.form == keeping.other else keeping.convert(part.values()) for part in parts]
+            parts = [
+                keeping.convert(part.values(), wide=wide, grid_OG=part.grid_OG)
+                if isinstance(part, Groups) and part.form in keeping.as_stored
+                else part
+                for part in parts
+            ]
         whole = parts[0].above(parts[1:])
         return (whole.take(self._order(len(whole))) if is_qkv else whole).packed()
 
     def _linear(self, names: list[str], has_bias: bool, *, is_qkv: bool = False) -> LinearWeights:
-        matrix = self.matrix(names, is_qkv=is_qkv)
+        # What q, k and the logits lose is heard most, the rest is most of the products: it takes larger groups.
+        matrix = self.matrix(names, is_qkv=is_qkv, wide=not is_qkv)
         if not has_bias:
             return LinearWeights(matrix=matrix)
         values = np.concatenate([self.vector(name, "bias") for name in names])
@@ -189,13 +200,29 @@ class _Reader:
         weight = torch.from_numpy(self.vector(name))
         return interleave(weight, 1, self._config.head_dim, self._config.rope.dim).numpy()
 
-    def _kept(self, name: str) -> Groups | Shorts:
-        stored = self._checkpoint.read_blocks(name)
-        form: Format | None = None if stored is None else BY_GGUF_NAME.get(stored.kind)
-        if stored is not None and form is not None and form in self._keeping.as_stored:
-            groups = unpack_blocks(form, stored.blocks_OGB)
-            scales = [groups.deltas_OG] if groups.minima_OG is None else [groups.deltas_OG, groups.minima_OG]
-            if not all(np.isfinite(part).all() for part in scales):
-                raise InvalidModel(f"{self._checkpoint.where}: the tensor {name} has values that are not finite")
-            return groups
-        return self._keeping.convert(read_rows(self._checkpoint, [name], self._checkpoint.shapes[name]).numpy())
+    def _kept(self, name: str, wide: bool) -> Groups | Shorts:
+        stored = _stored(self._checkpoint, name)
+        if stored is not None and stored.form in self._keeping.as_stored:
+            return stored
+        values, grid = _values(self._checkpoint, name, stored)
+        return self._keeping.convert(values, wide=wide, grid_OG=grid)
+
+
+def _stored(checkpoint: Checkpoint, name: str) -> Groups | None:
+    """A matrix as GGUF's blocks have it, where we know them."""
+    stored = checkpoint.read_blocks(name)
+    form: Format | None = None if stored is None else BY_GGUF_NAME.get(stored.kind)
+    if stored is None or form is None:
+        return None
+    groups = unpack_blocks(form, stored.blocks_OGB)
+    scales = [groups.deltas_OG] if groups.minima_OG is None else [groups.deltas_OG, groups.minima_OG]
+    if not all(np.isfinite(part).all() for part in scales):
+        raise InvalidModel(f"{checkpoint.where}: the tensor {name} has values that are not finite")
+    return groups
+
+
+def _values(checkpoint: Checkpoint, name: str, stored: Groups | None) -> tuple[Floats, Floats | None]:
+    """A matrix in float32, and its grid if it has one."""
+    if stored is not None:
+        return stored.values(), stored.grid_OG
+    return read_rows(checkpoint, [name], checkpoint.shapes[name]).numpy(), None

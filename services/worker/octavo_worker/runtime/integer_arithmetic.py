@@ -1,10 +1,11 @@
-"""Products of integers in groups of 32, keys and values in int8: the modes w8a8 and w4a8. See `kernels.integer`."""
+"""Products of integers in groups, keys and values in int8: the modes w8a8 and w4a8. See `kernels.integer`."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from octavo_worker.kernels import attend_int8, attention_int8
+from octavo_worker.kernels.amx import SIDE
 from octavo_worker.kernels.embedding import embedding_stage
 from octavo_worker.kernels.grouped_matmul import matmul_stage
 from octavo_worker.kernels.integer import GROUP
@@ -21,7 +22,8 @@ class IntegerRows:
 
     def __init__(self, num_rows: int, width: int, num_threads: int) -> None:
         self._width = width
-        self._ints = np.zeros((num_rows, width), np.int8)
+        # The matrix unit reads blocks of rows, whole.
+        self._ints = np.zeros((-(-num_rows // SIDE) * SIDE, width), np.int8)
         # As many as any format wants.
         self._scales = np.zeros((num_rows, 2 * width // GROUP), np.float32)
         self._sums = np.zeros((num_rows, 2 * width // GROUP), np.int32)
@@ -86,7 +88,7 @@ class IntegerArithmetic:
     """Everything in integers but norms, angles, gates and softmax."""
 
     attention_name = "int8"
-    numerics = "kv8-mixed-p16/mixed-groups-16"
+    numerics = "kv8-mixed-p16/mixed-32-64-groups-16"
     attention = Attention(
         mixes_keys=True,
         block_bytes=attention_int8.block_bytes,
