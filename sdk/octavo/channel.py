@@ -51,7 +51,8 @@ def channel_options(address: str) -> list[tuple[str, int]]:
         # The retries are ours: gRPC's own know no idempotency keys and stop at the first answer of a stream.
         ("grpc.enable_retries", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Not a pause but how long an attempt to connect may take: a busy gateway or one far away needs its time.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         # Clients of one process share no connection, so that closing one never touches another.
         ("grpc.use_local_subchannel_pool", 1),

@@ -28,6 +28,7 @@ def start(service: str, settings_class: type[S], run: Callable[[S], Awaitable[in
     """
     # What reading the settings has to say belongs on stderr too; their own level and form are set after it.
     logs.configure(service=service, instance="")
+    logs.take_uncaught()
 
     async def main() -> int:
         return await run(settings)

@@ -8,6 +8,7 @@ import time
 
 import grpc
 import pytest
+from fakes.far_away import far_away
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -76,6 +77,13 @@ async def test_health_and_reflection_need_no_token() -> None:
         pool = DescriptorPool()
         pool.Add(FileDescriptorProto.FromString(file.file_descriptor_response.file_descriptor_proto[0]))
         assert "GetStatus" in pool.FindServiceByName("octavo.v1.SchedulerService").methods_by_name
+
+
+async def test_a_busy_server_has_time_to_accept_a_connection() -> None:
+    async with serving() as served:
+        with far_away(served.address, delay_s=0.3) as address:
+            async with channel_to(address) as channel:
+                assert (await get_status(channel, timeout=5)).id == "ok"
 
 
 async def test_the_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,16 @@ class Both:
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
-    def read(self, address: str, *, stop_after: int | None = None, **parameters: object) -> tuple[list, object, object]:
+    def read(
+        self,
+        address: str,
+        *,
+        stop_after: int | None = None,
+        retry: octavo.RetryPolicy | None = None,
+        **parameters: object,
+    ) -> tuple[list, object, object]:
         """(chunks, stream, error) of one generation; leaves the stream after ``stop_after`` chunks."""
+        self._retry = retry or FAST
         return (
             asyncio.run(self._read_async(address, stop_after, parameters))
             if self.kind == "async"
@@ -27,7 +35,7 @@ class Both:
 
     def _read_sync(self, address, stop_after, parameters):
         chunks, error = [], None
-        with octavo.Client(address, api_key="ok-1", retry=FAST) as client:
+        with octavo.Client(address, api_key="ok-1", retry=self._retry) as client:
             stream = client.generate("hi", **parameters)
             try:
                 for chunk in stream:
@@ -40,7 +48,7 @@ class Both:
 
     async def _read_async(self, address, stop_after, parameters):
         chunks, error = [], None
-        async with octavo.AsyncClient(address, api_key="ok-1", retry=FAST) as client:
+        async with octavo.AsyncClient(address, api_key="ok-1", retry=self._retry) as client:
             stream = client.generate("hi", **parameters)
             try:
                 async for chunk in stream:

@@ -8,6 +8,7 @@ import threading
 
 import grpc
 import pytest
+from fakes.far_away import far_away
 from scripted_gateway import TOKENS, text_of
 
 import octavo
@@ -79,6 +80,12 @@ def test_a_gateway_that_comes_back_at_the_same_address_goes_on(both, gateway, pl
     timer.start()
     _whole(*both.read(address))
     timer.join()
+
+
+def test_a_gateway_far_away_or_busy_is_reached_at_the_first_attempt(both, gateway) -> None:
+    """Who connects waits for the server's first words, and those of a busy one take a while."""
+    with far_away(gateway("a").address, delay_s=0.4) as address:
+        _whole(*both.read(address, retry=octavo.RetryPolicy(max_attempts=1)))
 
 
 def test_a_dead_first_address_is_skipped(both, gateway) -> None:

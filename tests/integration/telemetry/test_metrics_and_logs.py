@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import logging
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 
@@ -223,3 +225,36 @@ def test_nothing_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == ""
     assert "to.stderr" in said.err
     assert "also" in said.err
+
+
+UNCAUGHT = """
+import threading
+from octavo_common.settings import CommonSettings
+from octavo_common.starting import start
+
+class Broken:
+    def __del__(self):
+        raise ValueError("in its end")
+
+def fail():
+    raise ValueError("in a thread")
+
+async def run(settings):
+    thread = threading.Thread(target=fail, name="worker-7")
+    thread.start()
+    thread.join()
+    Broken()
+    return 0
+
+raise SystemExit(start("octavo-test", CommonSettings, run, {}))
+"""
+
+
+def test_what_nobody_caught_is_a_line_of_the_log() -> None:
+    run = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, check=True)
+    told = [json.loads(line) for line in run.stderr.splitlines()]
+    assert [(line["event"], line["level"], line["exception"][0]["exc_value"]) for line in told] == [
+        ("process.thread_failed", "error", "in a thread"),
+        ("process.unraisable", "error", "in its end"),
+    ]
+    assert told[0]["thread"] == "worker-7" and "__del__" in told[1]["object"]

@@ -54,7 +54,9 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> list[
         ("grpc.http2.max_pings_without_data", 0),
         # A restarted service must be found again at once, not after grpc's default of up to 120 s.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Not a pause but how long an attempt to connect may take: a busy service answers late. No longer than a stream
+        # may stand still, since calls wait for the attempt.
+        ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 1000),
         # Several channels to one address (tests, several gateways in one process) must not share a connection's fate.
         ("grpc.use_local_subchannel_pool", 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 from collections.abc import MutableMapping
 from typing import Any, Literal, TextIO
 
@@ -73,6 +74,28 @@ def configure(
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_says_more_than_cancelled)
+
+
+def take_uncaught() -> None:
+    """Log what a thread raised and nobody caught, and what cannot be raised (in `__del__`, in a callback from C).
+
+    Python writes both to stderr as text of many lines, in the midst of lines of JSON. Once per process.
+    """
+    log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is not SystemExit and args.exc_value is not None:
+            name = args.thread.name if args.thread else ""
+            log.error("process.thread_failed", thread=name, exc_info=args.exc_value)
+
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        log.error(
+            "process.unraisable", about=args.err_msg or "Exception ignored", object=repr(args.object),
+            exc_info=args.exc_value,
+        )  # fmt: skip
+
+    threading.excepthook = in_thread
+    sys.unraisablehook = unraisable
 
 
 def _says_more_than_cancelled(record: logging.LogRecord) -> bool:

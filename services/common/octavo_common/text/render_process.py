@@ -7,6 +7,7 @@ timer that ends it, no environment and nothing to steal. It speaks length-prefix
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -134,8 +135,17 @@ def _write(stream: BinaryIO, value: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Read the setting, then answer requests until the input ends."""
+    """Answer requests until the input ends. Whoever asks learns from the exit what else may happen; stderr is a log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _serve()
+    except (MemoryError, OSError):
+        # No room for the messages themselves, or nobody to answer. Not by way of the interpreter's end, which would
+        # try to write once more.
+        os._exit(1)
+
+
+def _serve() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     setting = _read(requests)
     if setting is None:
