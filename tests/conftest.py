@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -31,6 +32,12 @@ def _logs_of_its_own() -> Iterator[None]:
     """A test that configures the logs leaves the next one no stream that is closed by then."""
     yield
     structlog.reset_defaults()
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C mean what it does in a terminal: what a shell starts in the background is born deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
