@@ -43,7 +43,8 @@ ASKED_FOR = [
     *(("attention", ways) for ways in {has_amx(), False}),
     "attention_16",
     *(("matmul_16", form) for form in ("bfloat16", FORMATS[0].name)),
-    *((kernel, form.name) for kernel in ("embedding", "matmul") for form in (*FORMATS, MIXED_64)),
+    *((kernel, form.name) for kernel in ("embedding", "matmul") for form in FORMATS),
+    ("matmul", MIXED_64.name),
 ]
 MAKE_ALL = """
 import octavo_worker.kernels.quantize, octavo_worker.kernels.positions, octavo_worker.kernels.round_rows
@@ -60,7 +61,7 @@ attention(has_amx()), attention(False), attention_16(has_amx_bf16())
 matmul_16(BFLOAT16, has_amx_bf16()), matmul_16(FORMATS[0], has_amx_bf16())
 for form in FORMATS:
     embedding(form), matmul(form, False)
-embedding(MIXED_64), matmul(MIXED_64, has_amx())
+matmul(MIXED_64, has_amx())
 """
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from octavo_worker.kernels import team
 from octavo_worker.kernels.bfloat16 import BFLOAT16, short_at
-from octavo_worker.kernels.groups import make_mix
-from octavo_worker.kernels.integer import Format, half_at
+from octavo_worker.kernels.groups import mix_group
+from octavo_worker.kernels.integer import GROUP, Format, half_at
 from octavo_worker.kernels.program import FIRST_OWN, FRAME, FRAME_VALUES, ROWS, Stage
 from octavo_worker.kernels.vector import LANES, as_pointer, carray, fetch_add
 
@@ -21,21 +21,19 @@ _NUM_ARGUMENTS = FIRST_OWN + 3
 # Of the frame: address of the step's token ids, int64 [T].
 TOKENS = 12
 _ROWS_PER_TASK = 4
-_mix_32, _mix_64 = make_mix(32), make_mix(64)
 
 
 @cache
 def _kernel(form: Format) -> team.Launcher:
     group_bytes, bits, has_minima, mixes = form.group_bytes, form.bits, form.has_minima, form.mixed
-    size = form.group
     zero = np.float32(form.zero)
-    scales_at = size * bits * LANES // 8
+    scales_at = bits * 8 * LANES // 2
 
     def embed(raw):  # noqa: ANN001, ANN202 - compiled
         a = carray(raw, (_NUM_ARGUMENTS,), np.int64)
         frame = carray(as_pointer(a[FRAME]), (FRAME_VALUES,), np.int64)
         tokens = carray(as_pointer(frame[TOKENS]), (frame[ROWS],), np.int64)
-        groups = a[WIDTH] // size
+        groups = a[WIDTH] // GROUP
         while True:
             first = fetch_add(a.ctypes.data + 8 * team.NEXT, 1) * _ROWS_PER_TASK
             if first >= frame[ROWS]:
@@ -48,17 +46,15 @@ def _kernel(form: Format) -> team.Launcher:
                     ints = carray(as_pointer(base), (scales_at,), np.uint8)
                     delta = half_at(base + scales_at + 2 * lane)
                     minimum = half_at(base + scales_at + 2 * (LANES + lane)) if has_minima else np.float32(0.0)
-                    for i in range(size):
+                    for i in range(GROUP):
                         vector = i // 4
                         if bits == 8:
                             q = ints[64 * vector + 4 * lane + i % 4]
                         else:
                             q = (ints[64 * (vector % 4) + 4 * lane + i % 4] >> (vector // 4 * 4)) & 15
-                        out[group * size + i] = (np.float32(q) - zero) * delta + minimum
-                    if mixes and size == 64:
-                        _mix_64(out.ctypes.data + 4 * size * group)
-                    elif mixes:
-                        _mix_32(out.ctypes.data + 4 * size * group)
+                        out[group * GROUP + i] = (np.float32(q) - zero) * delta + minimum
+                    if mixes:
+                        mix_group(out.ctypes.data + 4 * GROUP * group)
 
     return team.compiled(embed)
 

@@ -41,7 +41,7 @@ def _add_bias(a, first_tile, last_tile, first, last):  # noqa: ANN001, ANN202 - 
 
 @njit(nogil=True, error_model="numpy")
 def _by_tiles(a, weights, tile, num_tiles, first, last, num_groups):  # noqa: ANN001, ANN202 - compiled
-    """17 to 32 rows by the matrix unit."""
+    """FEWEST_ROWS to 32 rows by the matrix unit; 32 must be readable, or as many blocks of 16 as hold them."""
     ints, at = a[INTS] + first * a[INPUTS], 4 * first * num_groups
     scales, sums = a[SCALES] + at, a[SUMS] + at
     out, num_rows = a[OUT] + 4 * (first * a[STRIDE] + tile * LANES), last - first

@@ -132,18 +132,15 @@ def quantize_halves(typingctx: Any, values: Any, ints: Any, scales: Any, totals:
     return types.void(*[types.int64] * 5), codegen
 
 
-def make_mix(group: int) -> Any:
-    """An intrinsic that multiplies a group of float32 at an address by H, in place; twice gives them back."""
+@intrinsic
+def mix_group(typingctx: Any, values: Any) -> Any:
+    """Multiply 32 float32 at an address by H, in place; twice gives them back."""
 
-    @intrinsic
-    def mix(typingctx: Any, values: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            base = builder.inttoptr(args[0], _I8.as_pointer())
-            parts = mixed(builder, [load(builder, base, 4 * LANES * i, _FLOATS) for i in range(group // LANES)])
-            for i, part in enumerate(parts):
-                store(builder, part, base, 4 * LANES * i)
-            return context.get_dummy_value()
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        base = builder.inttoptr(args[0], _I8.as_pointer())
+        parts = mixed(builder, [load(builder, base, 4 * LANES * i, _FLOATS) for i in range(2)])
+        for i, part in enumerate(parts):
+            store(builder, part, base, 4 * LANES * i)
+        return context.get_dummy_value()
 
-        return types.void(types.int64), codegen
-
-    return mix
+    return types.void(types.int64), codegen

@@ -179,7 +179,7 @@ class _Reader:
         return (whole.take(self._order(len(whole))) if is_qkv else whole).packed()
 
     def _linear(self, names: list[str], has_bias: bool, *, is_qkv: bool = False) -> LinearWeights:
-        # What q, k and the logits lose is heard most, the rest is most of the products: it takes larger groups.
+        # What q, k and v lose is heard most; the rest is most of the products and takes larger groups.
         matrix = self.matrix(names, is_qkv=is_qkv, wide=not is_qkv)
         if not has_bias:
             return LinearWeights(matrix=matrix)
